@@ -14,8 +14,11 @@ from typer.testing import CliRunner
 import gyroscope
 from gyroscope.cli import app
 from gyroscope.diagnosis import Diagnosis, Finding
+from gyroscope.diagnosis.course import MOST
 from gyroscope.diagnosis.finding import FindingError
+from gyroscope.diagnosis.live import Live
 from gyroscope.errors import MonitorError
+from gyroscope.store import LayerInfo
 
 STEPS = 40
 
@@ -297,3 +300,14 @@ def test_a_run_without_the_needed_series_says_what_to_record(tmp_path):
     assert not found.decided
     assert "gradient_norm" in found.missing[0]
     assert found.alarms == ()
+
+
+def test_of_a_long_run_few_rows_are_kept_in_memory():
+    layers = [LayerInfo("a", "linear", (2, 2)), LayerInfo("b", "linear", (2, 2))]
+    live = Live(layers, {})
+    for step in range(20_000):
+        live.measured(0, [step], {"weight_norm": np.ones((1, 2), dtype=np.float32)})
+        if step % 5 == 0:
+            live.measured(0, [step], {"input_rms": np.ones((1, 2), dtype=np.float32)})
+    assert len(live._rows) <= 4 * MOST + 1
+    assert {0, 1, 19_998, 19_999} <= set(live._rows)

@@ -29,7 +29,8 @@ DETAILS = (
 )  # fmt: skip
 #: The scalar that is recorded where the weights of data-parallel ranks differ, relative to their norm.
 RANKS_DIFFER = "ranks_differ"
-#: The most rows that rules read; of longer runs, rows are left out evenly between the first and the last ones.
+#: The most rows that rules read, and the most sampled ones; of longer runs, rows are left out evenly between the first
+#: and the last ones.
 MOST = 512
 
 
@@ -121,8 +122,8 @@ def course_of(run: Run) -> Course:
     ([0, 10, 20, 30, 40], True, False)
     """
     recorded = [name for name in (*SERIES, *DETAILS) if name in run.quantities]
-    steps = [run.steps[thinned(len(run.steps))], *(run.where(name) for name in DETAILS if name in run.quantities)]
-    chosen = np.unique(np.concatenate(steps)).astype(np.int64)
+    sampled = np.unique(np.concatenate([run.steps[:0], *(run.where(one) for one in DETAILS if one in run.quantities)]))
+    chosen = np.unique(np.concatenate([some[thinned(len(some))] for some in (run.steps, sampled)])).astype(np.int64)
     series = {name: np.asarray(run.series(name, steps=chosen), dtype=np.float64) for name in recorded}
     loss_steps, loss = loss_of({name: (curve.steps, curve.values) for name, curve in run.scalars.items()})
     curve = run.scalars.get(RANKS_DIFFER)

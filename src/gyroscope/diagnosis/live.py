@@ -37,8 +37,8 @@ Values = npt.NDArray[np.float32]
 class Live:
     """Follows a run and states its alarms, each kind once.
 
-    At most twice `MOST` rows of the past are kept: of a longer run, rows between the first and the last ones are left
-    out evenly, as for a recorded run.
+    At most four times `MOST` rows of the past are kept: of a longer run, rows between the first and the last ones are
+    left out evenly, as for a recorded run.
 
     Args:
         layers: the run's layers.
@@ -76,6 +76,8 @@ class Live:
             for name in known:
                 column = row.setdefault(name, np.full(len(self._layers), np.nan))
                 column[self._members[part]] = values[name][i]
+        if len(self._rows) > 4 * MOST:
+            self._thin()
 
     def stated(self, *, ends: bool = False) -> list[Finding]:
         """Return the alarms that were not stated before, if it is time to look for them: also when the run `ends`."""
@@ -109,8 +111,8 @@ class Live:
     def _thin(self) -> None:
         steps = sorted(self._rows)
         if len(steps) > 2 * MOST:
-            kept = {steps[i] for i in thinned(len(steps)).tolist()}
-            kept |= {step for step in steps if any(name in self._rows[step] for name in DETAILS)}
+            sampled = [step for step in steps if any(name in self._rows[step] for name in DETAILS)]
+            kept = {some[i] for some in (steps, sampled) for i in thinned(len(some)).tolist()}
             self._rows = {step: self._rows[step] for step in steps if step in kept}
         while len(self._losses) > 2 * _LOSSES:
             self._losses = deque(list(self._losses)[::2])
