@@ -324,3 +324,30 @@ def test_a_run_against_a_rounded_reference_is_that_of_torch_operations(tmp_path,
     options = {"reference_dtype": "bfloat16"}
     one, other = (watched(b, tmp_path, monkeypatch, torch.float32, form, 2, **options) for b in ("triton", "eager"))
     np.testing.assert_allclose(one.series("rotation"), other.series("rotation"), rtol=1e-5, atol=2e-7)
+
+
+def test_a_run_with_frozen_zero_and_sampled_layers_is_that_of_torch_operations(tmp_path, monkeypatch):
+    monkeypatch.setattr("gyroscope.monitor.reference._FEWEST", 512)
+    runs = []
+    for name in ("triton", "eager"):
+        monkeypatch.setenv("GYROSCOPE_BACKEND", name)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 3)).to(DEVICE)
+        model[0].requires_grad_(False)
+        nn.init.zeros_(model[4].weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        limit = 512 * 4 + 512 * 8  # the last layer, and a sample of 512 elements with their positions
+        with gyroscope.watch(model, optimizer, tmp_path / name, 1, budget=None, reference_memory=limit) as monitor:
+            assert monitor.cost().sampled_share == 512 / 1600
+            for step in range(6):
+                x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step)).to(DEVICE)
+                optimizer.zero_grad()
+                (model(x) - 1).square().mean().backward()
+                optimizer.step()
+            assert monitor.error is None
+        runs.append(gyroscope.load(tmp_path / name))
+    one, other = runs
+    assert np.isnan(one.series("rotation")[:, 0]).all()
+    assert np.isfinite(one.series("rotation")[2:, 1:]).all()
+    for name in other.quantities:
+        np.testing.assert_allclose(one.series(name), other.series(name), rtol=2e-5, atol=1e-6, err_msg=name)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gyroscope.base.transfer import pinned
+from gyroscope.base.transfer import pinned, to_host
 from gyroscope.base.whole_file import read_whole
 from gyroscope.errors import MissingExtraError, MonitorError
 from gyroscope.layers.layer import Layer
@@ -271,11 +271,12 @@ class Reference:
     Attributes:
         bundles: the layers that are measured together, each with its part of w₀; without it if w₀ is sampled.
         samples: the samples of large layers.
-        rr: ⟨w₀,w₀⟩ per layer; NaN if it follows from the products of a measurement.
+        rr: ⟨w₀,w₀⟩ per layer; NaN if it is among the late ones.
         exact: 1 if w₀ is held exactly, else ⟨w₀,w₀⟩/⟨w₀,w̃₀⟩ for the rounded w̃₀.
         drawn: the number of elements of each layer's sample; 0 for a layer that is held whole or not at all.
         asleep: True for frozen layers, which are neither held nor measured: they do not move.
         how: the way it is held.
+        late: ⟨w₀,w₀⟩ of layers whose w₀ was taken during training, on its way to host memory, with their positions.
     """
 
     bundles: list[Bundle]
@@ -285,6 +286,7 @@ class Reference:
     drawn: npt.NDArray[np.int64]
     asleep: npt.NDArray[np.bool_]
     how: Holding = field(default_factory=Holding)
+    late: tuple[tuple[list[int], Tensor], ...] = ()
 
     @classmethod
     def take(
@@ -364,8 +366,10 @@ class Reference:
     def begin(self, which: Sequence[int], weights: Sequence[Tensor]) -> Reference:
         """Return the same with the weights as they are now as w₀ of some layers: frozen ones, and those that were zero.
 
-        Nothing waits for the device, so ⟨w₀,w₀⟩ is left to the next measurement.
+        Nothing waits for the device: ⟨w₀,w₀⟩ arrives with the next measurement.
         """
+        weights = [w.detach() for w in weights]
+        squares = to_host(dots({"rr": ([weights[i] for i in which], [weights[i] for i in which])}))
         mine, new = local(weights), [i for i in which if self.asleep[i]]
         for bundle in self.all_bundles:
             if bundle.reference is not None and set(which) & set(bundle.members):
@@ -393,8 +397,9 @@ class Reference:
 
         bundles, samples = _divided(parts.bundles(value, on_host=False))
         return replace(
-            self, bundles=self.bundles + bundles, samples=self.samples + samples, rr=rr, drawn=counts, asleep=asleep
-        )
+            self, bundles=self.bundles + bundles, samples=self.samples + samples, rr=rr, drawn=counts, asleep=asleep,
+            late=(*self.late, (list(which), squares)),
+        )  # fmt: skip
 
     @property
     def all_bundles(self) -> list[Bundle]:
@@ -466,6 +471,14 @@ class Reference:
         sample[0, own] = part.to(device, sample.dtype)
         over_ranks = plan([[weight]], [1])
         return (sample if over_ranks is None else over_ranks.reduce(sample))[0].to(part.dtype)
+
+
+def with_late(rr: npt.NDArray[np.float64], late: Sequence[tuple[list[int], Tensor]]) -> npt.NDArray[np.float64]:
+    """Return ⟨w₀,w₀⟩ with the numbers that were late, once they have arrived."""
+    rr = rr.copy()
+    for which, squares in late:
+        rr[which] = squares.numpy()[:, 0]
+    return rr
 
 
 def _divided(bundles: Iterable[Bundle]) -> tuple[list[Bundle], list[Sampled]]:

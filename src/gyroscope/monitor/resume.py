@@ -19,7 +19,7 @@ from gyroscope.base.accepted import listed, whole
 from gyroscope.base.whole_file import read_whole
 from gyroscope.errors import MonitorError
 from gyroscope.monitor.quantities import compute, find
-from gyroscope.monitor.reference import FILE, Holding, Reference, from_source, later
+from gyroscope.monitor.reference import FILE, Holding, Reference, from_source, later, with_late
 from gyroscope.monitor.track import Track, products_of
 from gyroscope.store import LayerInfo, Run, load
 from gyroscope.store.folder import is_file, reserve, run_file, sync_folder
@@ -57,19 +57,17 @@ class Saved:
         for track in tracks:
             held = track.reference
             values = held.tensors(track.parameters(), on_host=True)
+            squared = with_late(held.rr, held.late)  # they have arrived: w₀ was copied to the host after them
             for i, (layer, value) in enumerate(zip(track.layers, values, strict=True)):
                 if only is not None and layer.name not in only:
                     continue
-                rr = float(held.rr[i])
                 if held.asleep[i]:
                     frozen.append(layer.name)
                 elif held.drawn[i]:
                     samples[layer.name] = value
                 else:
                     tensors[layer.name] = value
-                if np.isnan(rr):  # it was held later, without waiting for its norm
-                    rr = float(value.double().square().sum()) * layer.parameter.numel() / max(1, value.numel())
-                squares[layer.name] = [rr, float(held.exact[i])]
+                squares[layer.name] = [float(squared[i]), float(held.exact[i])]
         return cls(tensors, squares, samples, frozen)
 
     def hold(self, track: Track, how: Holding) -> Reference:

@@ -17,7 +17,7 @@ from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer
 from gyroscope.monitor.bundle import Bundle, flat
 from gyroscope.monitor.quantities import COLUMNS, Products
-from gyroscope.monitor.reference import Reference
+from gyroscope.monitor.reference import Reference, with_late
 from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.launch import on, to_device
 from gyroscope.vectors.layout import local, plan
@@ -33,7 +33,7 @@ class Measured:
             some layers are sampled. Of a layer that is asleep, the column "ee" counts the elements that have changed.
         there: True for columns that were measured.
         gradients: True for layers that have a gradient.
-        rr, exact, drawn, asleep: those of the reference (see `Reference`).
+        rr, exact, drawn, asleep, late: those of the reference (see `Reference`).
         lr, eta, decay: one number per layer, or a tensor that still has to arrive.
         amp: of an optimizer that does the work of a GradScaler: whether it skipped this step because the gradients were
             not finite, and how many steps it has skipped. (Otherwise it has unscaled the gradients in place.)
@@ -49,6 +49,7 @@ class Measured:
     exact: npt.NDArray[np.float64]
     drawn: npt.NDArray[np.int64]
     asleep: npt.NDArray[np.bool_]
+    late: tuple[tuple[list[int], Tensor], ...]
     lr: list[Any]
     eta: npt.NDArray[np.bool_]
     decay: list[Any]
@@ -80,7 +81,7 @@ class Measured:
 def products_of(measured: Sequence[Measured]) -> Products:
     """Return the products [measurements, layers] of measurements that have arrived, with `steps` set to 1."""
     raw = np.stack([m.matrix.numpy()[:, : len(COLUMNS)] for m in measured]).astype(np.float64)
-    rr = np.stack([m.rr for m in measured])
+    rr = np.stack([with_late(m.rr, m.late) for m in measured])
     for column, name in enumerate(COLUMNS):
         values = raw[:, :, column]
         for row, m in enumerate(measured):
@@ -89,9 +90,6 @@ def products_of(measured: Sequence[Measured]) -> Products:
             elif "g" in name:
                 values[row, ~m.gradients] = np.nan
     found = {name: raw[:, :, column] for column, name in enumerate(COLUMNS)}
-    if np.isnan(rr).any():  # w₀ was taken during training, without waiting for its norm: ⟨w₀,w₀⟩ = ⟨w−e,w−e⟩
-        with np.errstate(all="ignore"):
-            rr = np.where(np.isnan(rr), np.maximum(found["ww"] - 2 * found["we"] + found["ee"], 0.0), rr)
     for row, m in enumerate(measured):
         if m.drawn.any():
             _from_sample(raw[row], m.matrix.numpy()[:, len(COLUMNS) :], rr[row], m.drawn > 0)
@@ -236,6 +234,7 @@ class Track:
         self._versions: tuple[int, ...] = ()
         self._whole = True  # the gradients of the last step that was looked at were finite
         self._still: _Still | None = None
+        self._sleeping: list[tuple[Any, str]] = []
         self._pending: Measured | None = None  # shows, when it has arrived, which layers are no longer zero or still
         self._prepare(self.parameters())
 
@@ -296,10 +295,7 @@ class Track:
     @property
     def thaws(self) -> bool:
         """True if a frozen layer needs gradients now."""
-        if self._still is None:
-            return False
-        places = zip(self._places, self.reference.asleep, strict=True)
-        return any(sleeps and key in owner and owner[key].requires_grad for (owner, key), sleeps in places)
+        return any(key in owner and owner[key].requires_grad for owner, key in self._sleeping)
 
     def wake(self) -> dict[str, list[int]]:
         """Measure layers from their current weights that have begun to train, to move, or to have a direction.
@@ -319,7 +315,7 @@ class Track:
         if which:
             weights = self._look(parameters)
             known = self.reference.all_bundles
-            self.reference = self.reference.begin(which, weights)
+            self.reference = self.reference.begin(which, parameters)
             for bundle in self.reference.all_bundles:
                 if bundle not in known and not self._fresh:
                     bundle.anchor = bundle.anchored(_chosen(weights, bundle.members))
@@ -444,6 +440,7 @@ class Track:
             exact=self.reference.exact,
             drawn=self.reference.drawn,
             asleep=self.reference.asleep,
+            late=self.reference.late,
             lr=lr,
             eta=eta,
             decay=decay,
@@ -506,6 +503,7 @@ class Track:
         self._shapes = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
         self._versions = self._seen_versions(parameters)
         asleep = np.flatnonzero(self.reference.asleep).tolist()
+        self._sleeping = [self._places[i] for i in asleep]
         if not asleep:
             self._still = None
         elif self._still is None:
