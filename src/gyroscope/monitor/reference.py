@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -401,7 +402,7 @@ class Reference:
             late=(*self.late, (list(which), squares)),
         )  # fmt: skip
 
-    @property
+    @cached_property
     def all_bundles(self) -> list[Bundle]:
         """The bundles and the samples."""
         return [*self.bundles, *self.samples]

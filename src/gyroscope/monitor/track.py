@@ -81,7 +81,7 @@ class Measured:
 def products_of(measured: Sequence[Measured]) -> Products:
     """Return the products [measurements, layers] of measurements that have arrived, with `steps` set to 1."""
     raw = np.stack([m.matrix.numpy()[:, : len(COLUMNS)] for m in measured]).astype(np.float64)
-    rr = np.stack([with_late(m.rr, m.late) for m in measured])
+    rr = np.stack([with_late(m.rr, m.late) if m.late else m.rr for m in measured])
     for column, name in enumerate(COLUMNS):
         values = raw[:, :, column]
         for row, m in enumerate(measured):
@@ -427,7 +427,8 @@ class Track:
         if failed is not None:
             raise failed
         lr, eta, decay = self._hyper()
-        matrix = to_host(matrix)
+        if matrix.device.type != "cpu":
+            matrix = to_host(matrix)
         self._marked = done = _mark(parameters, timed)
         spans = () if start is None else (*self._copied, start, done)
         self._copied, self._stashed = (), None
