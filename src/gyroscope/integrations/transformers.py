@@ -102,21 +102,17 @@ class GyroscopeCallback(_events.TrainerCallback, _events.ExportableState):  # ty
             # Resumed from a checkpoint without this callback: the Trainer could not save the next one.
             state.stateful_callbacks[name] = self.state()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Record the numbers that the Trainer logs, and add findings to its `log_history`, before what it just logged.
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Record the last weights of what may be the last epoch, before the best model replaces them."""
+        if args.load_best_model_at_end and self.monitor is not None:
+            self.monitor.record()
 
-        Its summary, at the end, is logged before the best model is loaded: the last weights to measure are there.
-        """
-        if self.monitor is None or self not in _watching:
-            return
-        logs = logs or {}
-        self.monitor.log({name: real(value) for name, value in logs.items() if _is_number(value) and text(name)})
-        if "train_runtime" in logs:
-            self._end()
-        while self._found:
-            one = self._found.popleft()
-            entry = {"gyroscope": f"{one.severity}: {one.sentence}", "epoch": state.epoch, "step": state.global_step}
-            state.log_history.insert(-1, entry)  # what reads the last entry expects the Trainer's own
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Record the numbers that the Trainer logs, and add findings to its `log_history`."""
+        if self.monitor is not None and self in _watching:
+            numbers = {name: real(value) for name, value in (logs or {}).items() if _is_number(value) and text(name)}
+            self.monitor.log(numbers)
+            self._report(state)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write everything that was measured, so that the run is not behind the checkpoint."""
@@ -128,6 +124,7 @@ class GyroscopeCallback(_events.TrainerCallback, _events.ExportableState):  # ty
         """Finish the run."""
         if self in _watching:
             self._end()
+            self._report(state)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, in `trainer_state.json`: the step and which run it belongs to.
@@ -190,6 +187,12 @@ class GyroscopeCallback(_events.TrainerCallback, _events.ExportableState):  # ty
         self._found.append(finding)
         if (told := self._options.get("on_finding")) is not None:
             told(finding)
+
+    def _report(self, state: Any) -> None:
+        while self._found:
+            one = self._found.popleft()
+            entry = {"gyroscope": f"{one.severity}: {one.sentence}", "epoch": state.epoch, "step": state.global_step}
+            state.log_history.insert(-1, entry)  # what reads the last entry expects the Trainer's own
 
     def _end(self, *, interrupted: bool = False) -> None:
         _watching.discard(self)

@@ -264,6 +264,14 @@ class Monitor:
             with self._loop.stopwatch:
                 self._safely(self._loop.by_hand, track, joining=self._sharded)
 
+    def record(self) -> None:
+        """Record the weights after the last step, if that step was not due; `close` does the same.
+
+        Use it before the weights are replaced, for example by those of the best checkpoint. All ranks of a sharded
+        model must call it together.
+        """
+        self._safely(self._chronicle.end, joining=self._sharded)
+
     def cost(self) -> Cost:
         """Return the cost of measuring, as a share of the training time and in seconds."""
         pace = self._pace

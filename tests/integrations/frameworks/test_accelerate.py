@@ -11,10 +11,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker
 from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper, DummyOptim
 from torch import nn
+from trainers import reset
 
 import gyroscope
 from gyroscope import Layca
@@ -28,8 +28,7 @@ ALL: dict[str, Any] = {"budget": None}  # every step is measured
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    reset()
 
 
 def accelerator(**options: Any) -> Accelerator:

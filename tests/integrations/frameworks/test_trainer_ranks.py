@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trainer_ranks import CLAIMS, LAYCA, alone, rank
+from trainer_ranks import CLAIMS, alone, layca, rank
 
 import two_ranks
 
@@ -12,7 +12,7 @@ import two_ranks
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], str]:
     folder = tmp_path_factory.mktemp("ranks")
     alone(folder / "alone")
-    alone(folder / "steered", **LAYCA)
+    alone(folder / "steered", **layca())
     return two_ranks.outcome(rank, folder)
 
 

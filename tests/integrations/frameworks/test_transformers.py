@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
-from trainers import Copying, Failing, language_model, same, sentences, trainer, weights
+from trainers import Copying, Failing, Steered, language_model, same, sentences, trainer, weights
 from transformers import TrainerCallback
 
 import gyroscope
@@ -25,8 +25,8 @@ from monitor.watched import check
 ALL: dict[str, Any] = {"budget": None}  # every step is measured
 
 
-def steered(model: torch.nn.Module, rate: float = 3**-4.3) -> Layca:
-    inner = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+def steered(model: torch.nn.Module) -> Layca:
+    inner = torch.optim.AdamW(model.parameters(), lr=3**-4.3, weight_decay=0.0)
     return Layca(inner, model, others_lr=1e-3)
 
 
@@ -295,7 +295,7 @@ def test_the_rate_of_layca_follows_the_schedule_of_the_trainer(tmp_path: Path) -
 
 def test_layca_can_be_named_where_the_trainer_makes_the_optimizer(tmp_path: Path) -> None:
     watching = GyroscopeCallback(tmp_path / "run", **ALL)
-    chosen = (lambda: steered, {"rate": 3**-4.3})
+    chosen = (Steered, {"rate": 3**-4.3})
     training = trainer(tmp_path / "out", watching, optimizer_cls_and_kwargs=chosen, lr_scheduler_type="constant")
     training.train()
     np.testing.assert_allclose(watching.run.series("rate")[1:], np.arctan(3**-4.3), rtol=1e-4)

@@ -43,11 +43,10 @@ def alone(folder: Path, **options: Any) -> None:
     train(folder, rows=4, **options)
 
 
-def steered(model: torch.nn.Module, rate: float) -> gyroscope.Layca:
-    return gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9), model)
+def layca() -> dict[str, Any]:
+    from trainers import Steered
 
-
-LAYCA: dict[str, Any] = {"optimizer_cls_and_kwargs": (lambda: steered, {"rate": 0.02})}
+    return {"optimizer_cls_and_kwargs": (Steered, {"rate": 0.02})}
 
 
 def assert_same(run: gyroscope.Run, other: gyroscope.Run) -> None:
@@ -104,7 +103,7 @@ def sharded_trainings_record_what_one_process_does_and_are_resumed(folder: Path)
 def sharded_layers_turn_by_the_rate_of_layca(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         sharding(patch)
-        _, watching = train(folder, rows=2, **FSDP2, **LAYCA)
+        _, watching = train(folder, rows=2, **FSDP2, **layca())
     run = watching.run
     np.testing.assert_allclose(run.series("rate")[1:], np.arctan(run.series("lr")[1:]), rtol=1e-4)
     assert_same(run, gyroscope.load(folder.parent / "steered" / "run"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import gyroscope
+from gyroscope import Layca
 from gyroscope.control.torch_contract import bare
 from monitor.watched import copies_of
 from oracles.monitor import Copies
@@ -34,7 +36,9 @@ def sentences(count: int = 64) -> list[dict[str, torch.Tensor]]:
 
 
 def reset() -> None:
-    """Make Accelerate forget the precision and the ranks of an earlier Trainer."""
+    """Make Accelerate forget the precision, the ranks and the compiler of an earlier Trainer."""
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_DYNAMO")]:
+        del os.environ[name]
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -47,6 +51,13 @@ def arguments(folder: Path, **options: Any) -> TrainingArguments:
         "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True, "seed": 3,
     }  # fmt: skip
     return TrainingArguments(**given | options)
+
+
+class Steered(Layca):
+    """An optimizer that a Trainer makes of its groups of parameters."""
+
+    def __init__(self, groups: Any, rate: float) -> None:
+        super().__init__(torch.optim.SGD(groups, lr=rate, momentum=0.9))
 
 
 def trainer(folder: Path, *callbacks: TrainerCallback, model: Any = None, **options: Any) -> Trainer:
