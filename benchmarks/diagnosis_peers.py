@@ -237,13 +237,14 @@ def main() -> None:
     parser.add_argument("--seed", nargs="+", type=int, default=[1])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", help="names of faults and healthy variants, where not all are wanted")
+    parser.add_argument("--folder", type=Path, help="where to keep the traces and invariants of TrainCheck")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     told = [json.loads(line) for line in args.out.read_text("utf-8").splitlines()] if args.out.exists() else []
     there = [Case(**one["case"]) for one in told]
-    with args.out.open("a", encoding="utf-8") as out, tempfile.TemporaryDirectory() as folder:
+    with args.out.open("a", encoding="utf-8") as out, tempfile.TemporaryDirectory() as place:
         for case in cases(networks=args.network, seeds=args.seed):
             if case in there or (args.only and (case.fault or case.variant) not in args.only):
                 continue
@@ -253,11 +254,13 @@ def main() -> None:
             alarms: list[Alarm] = []
             error = None
             try:
-                alarms = traincheck(case, Path(folder)) if args.peer == "traincheck" else PEERS[args.peer](it)
+                alarms = (
+                    traincheck(case, args.folder or Path(place)) if args.peer == "traincheck" else PEERS[args.peer](it)
+                )
             except Exception as failed:
                 error = without_places(f"{type(failed).__name__}: {failed}")
             line = {"peer": args.peer, "version": version(args.peer), "case": asdict(case)}
-            line |= {"alarms": alarms[: 2 * _MOST], "count": len(alarms), "error": error}
+            line |= {"alarms": alarms if args.peer == "traincheck" else alarms[: 2 * _MOST], "error": error}
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
             out.flush()
             told.append(line)
