@@ -191,9 +191,7 @@ def _sum(parts: Tensor) -> Tensor:
     out = parts.new_empty(parts.shape[1:])
     # Where columns are few, their rows have to keep a processor busy.
     rows, columns = (512, 8) if size < 1024 else (64, _COLUMNS)
-    sum_kernel[(triton.cdiv(size, columns),)](
-        parts, out, len(parts), size, BLOCK_S=rows, BLOCK_M=columns, num_warps=4
-    )
+    sum_kernel[(triton.cdiv(size, columns),)](parts, out, len(parts), size, BLOCK_S=rows, BLOCK_M=columns, num_warps=4)
     return out
 
 
