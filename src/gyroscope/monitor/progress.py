@@ -71,7 +71,7 @@ def said(latest: Latest) -> str:
 def _tqdm() -> Any:
     try:
         with warnings.catch_warnings():
-            # Without ipywidgets, a notebook has a line of text. Not tqdm.auto: it calls iter() before the loop begins.
+            # Without ipywidgets, a notebook has a line of text. Not tqdm.auto, which calls iter() before the loop.
             warnings.simplefilter("ignore", import_module("tqdm").TqdmWarning)
             return import_module("tqdm.autonotebook").tqdm
     except ImportError as error:
