@@ -133,19 +133,19 @@ def test_a_resumed_run_counts_the_findings_it_still_shows(tmp_path, training):
     path, about = tmp_path / "run", {"rotation": QuantityInfo("rotation", "1", "")}
     layers = [LayerInfo(name, "linear", (2, 2), part) for part, name in enumerate("ab")]
     with Writer(path, layers, about) as writer:
-        assert writer.latest == Latest(0)
+        assert writer.latest == Latest()
         for at in (5, 20):
             writer.put(Event(at, "finding", "serious: made up"))
         writer.put(Scalars(20, {"loss": 1.0}))
         writer.flush()
-        assert (writer.latest.step, writer.latest.scalars, writer.latest.events) == (20, {"loss": 1.0}, {"finding": 2})
+        assert (writer.latest.scalars, writer.latest.events) == ({"loss": 1.0}, {"finding": 2})
     with Writer(path, layers, about, step=10) as writer:
-        assert progress.said(writer.latest) == "step 10, 1 finding"
+        assert progress.said(writer.latest) == ["1 finding"]
         writer.put(Rows(0, np.array([11, 12]), {"rotation": np.array([[0.1], [0.2]])}))
         writer.put(Rows(1, np.array([11]), {"rotation": np.array([[0.6]])}))
         writer.put(Event(12, "finding", "warning: made up"))
         writer.flush()
-        assert progress.said(writer.latest) == "step 12, rotation 0.4, 2 findings"
+        assert progress.said(writer.latest) == ["rotation 0.4", "2 findings"]
 
 
 def test_what_was_not_committed_is_not_shown(tmp_path):

@@ -46,26 +46,25 @@ def progress(iterable: Iterable[T], monitor: Monitor, **options: Any) -> Iterabl
 
 
 def _state(monitor: Monitor) -> str:
-    recorder = monitor._chronicle.recorder
+    step, recorder = f"step {monitor.steps:,}", monitor._chronicle.recorder
     if recorder is None:  # a run that is resumed begins with its first step
-        return ""
-    return "recording has stopped" if monitor.error or recorder.writer.error else said(recorder.writer.latest)
+        return step
+    stopped = monitor.error is not None or recorder.writer.error is not None
+    return ", ".join([step, *(["recording has stopped"] if stopped else said(recorder.writer.latest))])
 
 
-def said(latest: Latest) -> str:
+def said(latest: Latest) -> list[str]:
     """Return the newest of a run in a few words.
 
-    >>> from collections import Counter
     >>> from gyroscope.store.writer import Latest
-    >>> said(Latest(1200, {"loss": 0.31234, "accuracy": 0.9}, {}, Counter(finding=2)))
-    'step 1,200, loss 0.312, 2 findings'
+    >>> said(Latest({"loss": 0.31234, "accuracy": 0.9}, {}, {"finding": 2}))
+    ['loss 0.312', '2 findings']
     """
     rotation, findings = latest.mean("rotation"), latest.events.get("finding", 0)
-    words = [f"step {latest.step:,}"]
-    words += [f"loss {latest.scalars['loss']:.3g}"] if "loss" in latest.scalars else []
+    words = [f"loss {latest.scalars['loss']:.3g}"] if "loss" in latest.scalars else []
     words += [f"rotation {rotation:.3g}"] if math.isfinite(rotation) else []
     words += [f"{findings:,} finding{'s' if findings > 1 else ''}"] if findings else []
-    return ", ".join(words)
+    return words
 
 
 def _tqdm() -> Any:

@@ -111,7 +111,7 @@ class Writer:
         self._identity = _identity(self._file)
         self._scribe = Scribe(database, step, sinks, (tuple(layers), dict(quantities), dict(meta)))
         if self.attempt > 1:
-            self._scribe.latest = _earlier(self.path, step)
+            self._scribe.latest = _earlier(self.path)
         self._on_tick, self._tick = on_tick, tick
         self._mail = Mailbox(queue)
         database.waits = lambda: self._mail.open
@@ -262,11 +262,11 @@ def _identity(file: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _earlier(path: Path, step: int) -> Latest:
-    """Return what earlier attempts have written, as far as it is still shown."""
+def _earlier(path: Path) -> Latest:
+    """Return what earlier attempts have recorded, as far as it is still shown."""
     with suppress(StoreError), Run(path) as run:  # a run whose events are damaged can still be resumed
-        return Latest(step, events=Counter(event.kind for event in run.events))
-    return Latest(step)
+        return Latest(events=Counter(event.kind for event in run.events))
+    return Latest()
 
 
 _writers: WeakSet[Writer] = WeakSet()
@@ -290,13 +290,11 @@ class Latest:
     """The newest of what a run holds.
 
     Attributes:
-        step: the last step.
         scalars: the last value of every logged number.
         rows: the last values of the layers of a part, by part and quantity.
         events: the number of events of each kind.
     """
 
-    step: int
     scalars: Mapping[str, float] = field(default_factory=dict)
     rows: Mapping[tuple[int, str], Values] = field(default_factory=dict)
     events: Mapping[str, int] = field(default_factory=dict)
@@ -304,20 +302,19 @@ class Latest:
     def after(self, records: Iterable[Record]) -> Latest:
         """Return what is the newest after these records.
 
-        >>> then = Latest(0).after([Scalars(1, {"loss": 2.0}), Rows(0, np.array([1]), {"rate": np.array([[1, 3]])})])
-        >>> then.step, then.scalars, then.mean("rate")
-        (1, {'loss': 2.0}, 2.0)
+        >>> then = Latest().after([Scalars(1, {"loss": 2.0}), Rows(0, np.array([1]), {"rate": np.array([[1, 3]])})])
+        >>> then.scalars, then.mean("rate")
+        ({'loss': 2.0}, 2.0)
         """
-        step, scalars, rows, events = self.step, dict(self.scalars), dict(self.rows), Counter(self.events)
+        scalars, rows, events = dict(self.scalars), dict(self.rows), Counter(self.events)
         for record in records:
-            step = max(step, _last_step(record))
             if isinstance(record, Scalars):
                 scalars |= {str(name): float(value) for name, value in record.values.items()}
             elif isinstance(record, Event):
                 events[record.kind] += 1
             elif len(record.steps):
                 rows |= {(record.part, name): np.array(values[-1]) for name, values in record.values.items()}
-        return Latest(step, scalars, rows, events)
+        return Latest(scalars, rows, events)
 
     def mean(self, quantity: str) -> float:
         """Return the mean of a quantity over the layers for which it is known; NaN if there are none."""
@@ -334,7 +331,7 @@ class Scribe:
         self._sinks = list(sinks)
         self._about = about
         self._last_step = step
-        self.latest = Latest(step)
+        self.latest = Latest()
         self._reported: set[str] = set()
         self._missing: deque[str] = deque()  # why records are not in the run, until it is reported
         self._notes: list[Event] = []
