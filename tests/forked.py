@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable
 from multiprocessing import forkserver
 from typing import Any
@@ -37,3 +38,13 @@ def context() -> multiprocessing.context.ForkServerContext:
 def start(act: Callable[..., None], *args: Any, processes: int = 1) -> None:
     """Call act(0, *args), act(1, *args), … in a process each; the first that fails ends all and is raised."""
     mp.start_processes(act, args=args, nprocs=processes, start_method=context().get_start_method())
+
+
+def execute(program: str) -> None:
+    """Execute a program where torch is imported, and of gyroscope nothing but the package itself."""
+    start(_execute, program)
+
+
+def _execute(_: int, program: str) -> None:
+    warnings.simplefilter("error")
+    exec(program, {"__name__": "__main__"})

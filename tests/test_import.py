@@ -8,6 +8,7 @@ from importlib import import_module
 
 import pytest
 
+import forked
 import gyroscope
 from gyroscope.store.example import write_example
 
@@ -89,17 +90,17 @@ import gyroscope, gyroscope.layers.last_norm, gyroscope.monitor.watch, gyroscope
 import gyroscope.theory.invariance
 functions = gyroscope.last_norm, gyroscope.layers, gyroscope.watch, gyroscope.monitor.watch, gyroscope.condition
 functions += gyroscope.conditioning.condition, gyroscope.theory.invariance, gyroscope.invariance
-print({type(one).__name__ for one in functions})
+assert {type(one).__name__ for one in functions} == {"function"}
 before = gyroscope.watch
 for name in ("gyroscope.monitor.watch", "gyroscope.monitor", "gyroscope"):
     importlib.reload(sys.modules[name])
-print(gyroscope.watch is before, gyroscope.watch is sys.modules["gyroscope.monitor.watch"].watch)
+assert gyroscope.watch is not before
+assert gyroscope.watch is sys.modules["gyroscope.monitor.watch"].watch
 """
 
 
 def test_a_function_in_a_file_of_its_name_stays_the_function_also_if_both_are_loaded_again():
-    done = subprocess.run([sys.executable, "-c", FIRST_LOADED], capture_output=True, text=True, check=True)
-    assert done.stdout == "{'function'}\nFalse True\n"
+    forked.execute(FIRST_LOADED)
 
 
 def test_what_is_not_there_is_said_as_by_any_module():

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+import forked
+
 PROGRAM = """
 import json, sys
 import gyroscope_lab.cli.commands
@@ -25,16 +27,14 @@ def test_the_commands_are_offered_without_what_they_train_with(loaded):
 
 
 def test_a_study_is_loaded_without_the_others():
-    program = """
-import json, sys
+    forked.execute("""
+import sys
 from gyroscope_lab.papers.catalogue import study
 study("rotation/fig1")
-print(json.dumps([name for name in sys.modules if name.startswith("gyroscope_lab.papers.")]))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    studies = json.loads(done.stdout)
-    assert "gyroscope_lab.papers.rotation.alpha_and_rate" in studies
-    assert not [name for name in studies if ".conditioning" in name or ".dynamics" in name]
+studies = [name for name in sys.modules if name.startswith("gyroscope_lab.papers.")]
+assert "gyroscope_lab.papers.rotation.alpha_and_rate" in studies
+assert not [name for name in studies if ".conditioning" in name or ".dynamics" in name]
+""")
 
 
 def test_the_index_says_what_the_studies_are():

@@ -1,6 +1,8 @@
 import pytest
 import typer.rich_utils
 
+from gyroscope.figures.save import save
+
 
 @pytest.fixture(autouse=True)
 def _a_wide_terminal_without_colours(monkeypatch):
@@ -9,3 +11,9 @@ def _a_wide_terminal_without_colours(monkeypatch):
     for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(typer.rich_utils, "FORCE_TERMINAL", None)  # from the environment, as it was imported
+
+
+@pytest.fixture(autouse=True)
+def _coarse_pictures(monkeypatch):
+    """Draw figures with fewer pixels."""
+    monkeypatch.setitem(save.__kwdefaults__, "dpi", 50)

@@ -462,8 +462,10 @@ def recorded_alone(folder: Path, steps: Any, conditioning: Any) -> gyroscope.Run
     return gyroscope.load(path)
 
 
-def recorded_sharded(folder: Path, steps: Any, conditioning: Any, **options: Any) -> gyroscope.Run:
-    model = sharded(Kinds())
+def recorded_sharded(
+    folder: Path, steps: Any, conditioning: Any, shard: Callable[..., Any] = sharded, **options: Any
+) -> gyroscope.Run:
+    model = shard(Kinds())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with gyroscope.watch(model, optimizer, folder / "run", conditioning=conditioning, **PLAIN | options) as monitor:
         go(model, optimizer, steps, split=True)
@@ -508,7 +510,7 @@ def analyses_by_budget_are_made_by_both_ranks_together(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         apart = 7 if dist.get_rank() == 0 else 3
         patch.setattr(clock.Clock, "analyses_stretched", lambda self: apart)
-        run = recorded_sharded(folder, range(50), "budget", budget=0.5, detail_every=1000)
+        run = recorded_sharded(folder, range(50), "budget", fully_shard, budget=0.5, detail_every=1000)
     assert run.where("lambda_f").tolist() == [1, 33, 40, 47]
 
 

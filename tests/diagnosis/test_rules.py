@@ -337,6 +337,11 @@ def test_decay_that_adam_divides_with_the_gradient():
     assert alarms(replace(pulled, meta={"optimizers": [decoupled]})) == []
 
 
+def test_decay_of_layers_of_which_none_trains_is_no_finding():
+    course = healthy(facts={"frozen": list(NAMES)})
+    assert "decay_dominates" not in [one.kind for one in findings(course)]
+
+
 def test_dead_units():
     found = first(spoiled(dying_channels=column(lambda share: 0 * share + 1.0)))
     assert (found.kind, found.layers) == ("dead_units", (NAMES[MIDDLE],))

@@ -21,7 +21,7 @@ from gyroscope_lab.training.tasks import task
 from gyroscope_lab.training.training import RATES
 from gyroscope_lab.training.trial import Trial
 
-DIGITS = task("digits").lasting(2)
+DIGITS = replace(task("digits"), model="mlp-2x8", options=(("inputs", 64),)).lasting(2)
 ADAM = Recipe("Adam", 3.0**-6, optimizer="adam", records=True)
 COPY = Recipe("AdaptCopy", 1.0, control="layca", copies=ADAM)
 SGD = Recipe("SGD", 0.1)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import forked
-from gyroscope.figures.save import save
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.training.archive import Archive
 
@@ -16,12 +15,6 @@ def lab(tmp_path_factory):
     base = Path(tmp_path_factory.getbasetemp())
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     return Lab(Archive(shared / "archive"), "smoke", engine="serial")
-
-
-@pytest.fixture(autouse=True)
-def coarse_pictures(monkeypatch):
-    """Draw the figures that studies save with fewer pixels, unless a test says how many."""
-    monkeypatch.setitem(save.__kwdefaults__, "dpi", 50)
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ class Dying(Trial):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_results_depend_neither_on_the_engine_nor_on_the_number_of_jobs(tmp_path):
     """Nor on the order of the trials: one waits for the trial that it copies."""
     trials = [COPY, *TRIALS, CONVOLUTIONS]

@@ -47,7 +47,7 @@ COPY = Recipe("AdaptCopy", 1.0, control="layca", copies=RECORDED)
 # What depends on more than the present: the step before, and how long ago somebody looked more closely.
 DETAILS = {"alignment", "dying", "full", "dying_channels", "full_channels", "activation_mean", "nu", "activation_rank"}
 DETAILS |= {"moment_p10", "moment_p50", "moment_p90", "gradient_carried", "norm_evaluates"}
-DETAILS |= {"input_mean", "input_rms", "input_low", "input_high"}
+DETAILS |= {"input_mean", "input_rms", "input_low", "input_high", "softmax_twice", "output_information"}
 
 
 def assert_same_folders(one, other):

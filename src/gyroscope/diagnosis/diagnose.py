@@ -12,7 +12,6 @@ import numpy as np
 
 from gyroscope.base.accepted import listed
 from gyroscope.diagnosis.course import Course, course_of
-from gyroscope.diagnosis.explain import explain
 from gyroscope.diagnosis.finding import PAGE, Diagnosis, Finding
 from gyroscope.diagnosis.rules import CONSEQUENCES, KINDS, LIMITS, RULES, of_stall, told
 from gyroscope.diagnosis.stall import LAST_LAYER_FILE, stalled
@@ -129,6 +128,8 @@ def _followed(run: Run) -> list[Finding]:
 
 def _balance(run: Run) -> list[Finding]:
     """Return a note about layers that weight decay and steps keep in balance, or not: what `explain` states of each."""
+    from gyroscope.diagnosis.explain import explain  # loads the theory, which the live diagnosis does not need
+
     with suppress(GyroscopeError):  # too little was recorded
         known = [one for one in explain(run).entries if one.at_equilibrium in ("yes", "no")]
         there = [one.layer for one in known if one.at_equilibrium == "yes"]

@@ -717,7 +717,7 @@ def decay_dominates(course: Course) -> Finding | None:
     fast = unwrapped & ~coupled & (steps < LIMITS.halved)
     heavy = unwrapped & coupled & (pull > LIMITS.pulled)
     which = (fast | heavy) & ~course.untrained
-    if which.sum() < 0.5 * (~course.untrained).sum():
+    if not which.any() or which.sum() < 0.5 * (~course.untrained).sum():
         return None
     names = _chosen(course, which)
     if fast.any():

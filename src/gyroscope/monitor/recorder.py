@@ -171,7 +171,8 @@ class Recorder:
             with suppress(StoreError):  # it is reported in the log and in the run
                 self.flush()
         if self._live is not None and self.writer.open:
-            self.writer.put(Deferred(self._concluded, None))
+            with suppress(Exception):  # the run is closed in any case
+                self.writer.put(Deferred(self._concluded, None))
         self.writer.close(interrupted=interrupted)
         self._tracks, self._details = (), ()
         self._dropped.detach()
