@@ -31,14 +31,14 @@ from gyroscope_lab.training.tasks import task
 from gyroscope_lab.training.training import Training
 from gyroscope_lab.training.trial import Trial
 
-DIGITS = replace(task("digits"), model="mlp-2x8", options=(("inputs", 64),)).lasting(2)
+DIGITS = task("digits").lasting(2)
 RECORDED = Recipe("RMSprop", 3.0**-6, optimizer="rmsprop", records=True)
 TRIALS = [
     Trial(DIGITS, Recipe("copy", 1.0, control="layca", copies=RECORDED)),
     Trial(DIGITS, Recipe("Layca", 3.0**-3, control="layca"), keeps=True),
     Trial(DIGITS, Recipe("SGD", 3.0**-1), seed=1),
 ]
-LONG = Trial(DIGITS.lasting(100_000), Recipe("SGD", 3.0**-2))
+LONG = Trial(task("digits").lasting(100_000), Recipe("SGD", 3.0**-2))
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_machines_that_do_not_share_the_archive_send_what_they_trained(ray, seri
 
 
 def test_a_killed_worker_is_retried_and_goes_on_from_the_checkpoint(ray, tmp_path):
-    archive, trial = Archive(tmp_path / "archive"), Trial(DIGITS.lasting(60), Recipe("SGD", 3.0**-2))
+    archive, trial = Archive(tmp_path / "archive"), Trial(task("digits").lasting(60), Recipe("SGD", 3.0**-2))
     training = Training(trial, DIGITS.source.load(), folder=archive.folder(trial))
     for _ in training.proceed(lambda now: now.save() if now.epoch == 5 else None):
         if training.epoch == 5:
@@ -204,7 +204,7 @@ def test_failing_trials_are_named_and_the_others_are_finished_first(ray, tmp_pat
         run_on_ray([*trials, TRIALS[2]], archive, on_note=kill, on_done=lambda trial, _: done.append(trial), retries=0)
     said = str(error.value)
     assert said.startswith(
-        "3 of 4 trials failed: broken, seed 0: `only` must be one of the 2 layers of mlp-2x8, got 99.; "
+        "3 of 4 trials failed: broken, seed 0: `only` must be one of the 7 layers of digits-cnn, got 99.; "
     )
     assert "; SGD, seed 0: its worker was killed, or ran out of memory, 1 times; " in said
     assert said.endswith("; copy, seed 0: the trial whose rates it copies failed")
