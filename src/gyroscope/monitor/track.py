@@ -219,6 +219,7 @@ class Track:
         self.skips: Tensor | None = None
         self.caught_up = True  # True if the device had finished the last measured step when the next one began
         self._moves = moves
+        self._bundles: list[Bundle] = []
         self._places = [_place(layer) for layer in self.layers]
         self._groups: list[int | None] = []
         self._known: tuple[Any, ...] = ()
@@ -258,7 +259,7 @@ class Track:
 
     def release(self) -> None:
         """Release everything but the reference, when nothing will be measured any more."""
-        for bundle in self.reference.all_bundles:
+        for bundle in self._bundles:
             bundle.release()
         self._stashed = self._inside = None
 
@@ -270,7 +271,7 @@ class Track:
         self.caught_up = self._marked is None or self._marked.query()
         timed = self._timing = self._is_timed()
         start = _mark(weights, timed)
-        for bundle in self.reference.all_bundles:
+        for bundle in self._bundles:
             bundle.before = bundle.copy(_chosen(weights, bundle.members))
         self._inside = parameters, weights
         if not closure:
@@ -314,7 +315,7 @@ class Track:
         which = sorted({i for several in found.values() for i in several})
         if which:
             weights = self._look(parameters)
-            known = self.reference.all_bundles
+            known = self._bundles
             self.reference = self.reference.begin(which, parameters)
             for bundle in self.reference.all_bundles:
                 if bundle not in known and not self._fresh:
@@ -382,7 +383,7 @@ class Track:
     def anchor(self) -> None:
         """Keep the current weights, to measure the next angle from them."""
         weights = self._look()
-        for bundle in self.reference.all_bundles:
+        for bundle in self._bundles:
             bundle.anchor = bundle.anchored(_chosen(weights, bundle.members))
 
     def skipped(self) -> bool:
@@ -397,7 +398,7 @@ class Track:
 
     def leave(self) -> None:
         """Drop the copies for a step that was to be measured, but was skipped."""
-        for bundle in self.reference.all_bundles:
+        for bundle in self._bundles:
             bundle.before = None
         self._stashed = self._inside = None
 
@@ -455,7 +456,7 @@ class Track:
 
     def settle(self, *, recorded: bool = True) -> None:
         """Measure the next angle from now, if the measurement was recorded; otherwise from where the last one was."""
-        bundles = self.reference.all_bundles
+        bundles = self._bundles
         self.tried_at = self.taken
         if not recorded:
             for bundle in bundles:
@@ -512,7 +513,8 @@ class Track:
         else:
             self._still.follow(weights)
         total = sum(p.numel() for p, sleeps in zip(parameters, self.reference.asleep, strict=True) if not sleeps)
-        for bundle in self.reference.all_bundles:
+        self._bundles = self.reference.all_bundles
+        for bundle in self._bundles:
             # Of a layer whose w₀ is sampled, only the sample's displacements are kept.
             if self._moves and bundle.previous is None and bundle.reference is not None:
                 wide = torch.promote_types(bundle.dtype, torch.float32)
@@ -558,7 +560,7 @@ class Track:
 
     def _there(self) -> npt.NDArray[np.bool_]:
         """Return which columns can be measured."""
-        bundles = self.reference.all_bundles
+        bundles = self._bundles
         update = any(one.before is not None for one in bundles)
         move = any(one.anchor is not None for one in bundles) or (update and self._fresh)
         known = {"u": update, "b": update, "v": move, "p": move and any(one.moved for one in bundles)}
