@@ -61,13 +61,14 @@ def test_an_environment_of_another_python_is_not_mixed_with_the_one_that_is_aske
     assert "rm -r .venv" in done.stderr
 
 
-def test_the_environment_of_a_folder_that_was_moved_or_copied_is_made_anew(folder):
-    ready = folder / ".venv/.ready"
+@pytest.mark.parametrize(("venv", "target"), [(".venv", "demo"), (".venv-integrations", "test-integrations")])
+def test_the_environment_of_a_folder_that_was_moved_or_copied_is_made_anew(folder, venv, target):
+    ready = folder / venv / ".ready"
     ready.parent.mkdir()
     ready.write_text(f"{folder.resolve()}\n")
-    assert "venv" not in make(folder, "-n", "demo").stdout.replace(".venv/bin/gyroscope", "")
+    assert "-m venv" not in make(folder, "-n", target).stdout
     moved = folder.rename(folder.parent / "elsewhere")
-    assert "-m venv --clear .venv" in make(moved, "-n", "demo").stdout
+    assert f"-m venv --clear {venv}" in make(moved, "-n", target).stdout
 
 
 def test_quick_runs_tests_of_every_subpackage_of_both_packages():

@@ -503,3 +503,14 @@ def test_neuron_quantiles_are_those_of_the_rows(tmp_path):
             for percent in (0, 10, 50, 90, 100):
                 got = run.series(f"neuron_p{percent}")[3, layer]
                 assert got == pytest.approx(np.percentile(rows, percent), rel=1e-5, abs=1e-9)
+
+
+def test_the_last_step_can_be_recorded_before_its_weights_are_replaced(tmp_path):
+    model = mlp()
+    optimizer, copies = torch.optim.SGD(model.parameters(), 0.1), copies_of(model)
+    best = {name: value.clone() for name, value in model.state_dict().items()}
+    with watch(model, optimizer, tmp_path / "run", every=4) as monitor:
+        train(model, optimizer, inputs(6), copies=copies)
+        monitor.record()
+        model.load_state_dict(best)
+    check(tmp_path / "run", copies, [0, 4, 6], whole=[False, True, False], rtol=1e-5)
