@@ -62,7 +62,7 @@ def write(folder: Path, start: int, seed: int, acknowledge: int) -> NoReturn:
         os.write(acknowledge, b"%d\n" % step)
 
 
-def killed(folder: Path, start: int, chance: random.Random) -> int:
+def killed(folder: Path, start: int, chance: random.Random, life: float = LIFE) -> int:
     """Let a process write from step `start` on and kill it; the last step that it acknowledged."""
     told, tell = os.pipe()
     seed = chance.randrange(1 << 30)
@@ -75,9 +75,9 @@ def killed(folder: Path, start: int, chance: random.Random) -> int:
     os.close(tell)
     if chance.random() < 0.75:
         select.select([told], [], [], 60)
-        time.sleep(chance.uniform(0, LIFE))
+        time.sleep(chance.uniform(0, life))
     else:  # while it opens the run
-        time.sleep(chance.uniform(0, LIFE / 10))
+        time.sleep(chance.uniform(0, life / 10))
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
@@ -111,7 +111,10 @@ def verify(folder: Path, acknowledged: int) -> int:
         return len(steps)
 
 
-def torture(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
+def torture(
+    folder: Path, kills: int, seed: int = 0, *, life: float = LIFE, seen_from: Path | None = None
+) -> dict[str, int]:
+    """Kill writers in `folder`; what is left is read there, or where another mount shows the same folder."""
     chance = random.Random(seed)
     counts = {
         "kills": 0,
@@ -126,20 +129,20 @@ def torture(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
         counts["runs"] += 1
         for _ in range(min(KILLS_A_RUN, kills - counts["kills"])):
             existed = (run / "run.sqlite").exists()
-            acknowledged = killed(run, acknowledged, chance)
+            acknowledged = killed(run, acknowledged, chance, life)
             counts["kills"] += 1
             if not (run / "run.sqlite").exists():
                 assert acknowledged == 0
                 counts["before_the_run_began"] += 1
                 continue
             counts["resumed"] += existed
-            counts["steps_beyond"] += verify(run, acknowledged) - acknowledged
+            counts["steps_beyond"] += verify((seen_from or folder) / run.name, acknowledged) - acknowledged
         counts["steps_acknowledged"] += acknowledged
         with Writer(run, LAYERS, QUANTITIES, step=acknowledged) as writer:
             for part in (0, 1):
                 writer.put(Rows(part, np.array([acknowledged + 1]), values(acknowledged + 1, part)))
             writer.put(Scalars(acknowledged + 1, {"loss": (acknowledged + 1) / 7}))
-        assert verify(run, acknowledged + 1) == acknowledged + 1
+        assert verify((seen_from or folder) / run.name, acknowledged + 1) == acknowledged + 1
     return counts
 
 

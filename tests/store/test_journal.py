@@ -374,3 +374,22 @@ def test_a_file_that_cannot_take_its_journal_is_refused_in_words(tmp_path, on, m
     write(path, rows(1), step=0)
     assert kind_in(path) == "rollback"
     np.testing.assert_array_equal(load(path).steps, [0, 1])
+
+
+def test_a_rank_that_does_not_write_touches_no_folder(tmp_path, monkeypatch):
+    """Its machine need not see the folder at all."""
+    import torch
+
+    monkeypatch.setattr(gyroscope.monitor.resume, "rank", lambda: 1)
+    (tmp_path / "file").write_text("where no folder can be")
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "file" / "run") as monitor:
+        for _ in range(3):
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+            monitor.log(loss=1.0)
+        monitor.note("unheard")
+        monitor.flush()
+    assert monitor.error is None
+    assert names(tmp_path) == ["file"]

@@ -3,7 +3,9 @@
 import io
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import tarfile
 import time
 from dataclasses import replace
@@ -11,8 +13,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+import gyroscope
+from gyroscope.store.example import write_example
 from gyroscope_lab.engine import population
-from gyroscope_lab.engine.box import collect, run_box
+from gyroscope_lab.engine.box import _merge_log, collect, run_box
 from gyroscope_lab.engine.population import Deadline, _pace, _Population, _Seat, run_population
 from gyroscope_lab.engine.run_one import run_one
 from gyroscope_lab.errors import LabError
@@ -600,3 +604,27 @@ def test_an_archive_that_could_not_be_written_is_refused_before_training(tmp_pat
     with pytest.raises(LabError, match="cannot be written"):
         box(TRIALS[:1], tmp_path, path=tmp_path / "file" / "box.tar")
     assert not (tmp_path / "there").exists()
+
+
+def test_what_a_kill_left_half_committed_is_undone_before_a_run_is_packed_without_its_journal(tmp_path, monkeypatch):
+    monkeypatch.setenv("GYROSCOPE_JOURNAL", "rollback")
+    write_example(tmp_path / "run").close()
+    file = tmp_path / "run" / "run.sqlite"
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = TRUNCATE")
+    connection.execute("PRAGMA cache_size = 1")  # so that pages go to the file before the commit
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("UPDATE meta SET value = 'half'")
+    connection.execute("CREATE TABLE more AS SELECT zeroblob(100000)")
+    (tmp_path / "killed").mkdir()
+    for name in ("run.sqlite", "run.sqlite-journal"):
+        shutil.copyfile(file.with_name(name), tmp_path / "killed" / name)
+    connection.close()
+    file = tmp_path / "killed" / "run.sqlite"
+    before = file.read_bytes()
+    _merge_log(file)
+    assert file.read_bytes() != before
+    file.with_name("run.sqlite-journal").unlink(missing_ok=True)
+    with gyroscope.load(tmp_path / "killed") as run:
+        run.check()
+        assert run.meta["task"] == "example"
