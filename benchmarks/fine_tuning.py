@@ -116,8 +116,9 @@ class Adapted(nn.Module):
 def made(size: Size, device: torch.device, adapters: bool) -> nn.Module:
     """A model in bfloat16, with random weights of 0.02, made where it trains."""
     torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)  # made in float32 first, 7 billion parameters would take 28 GB
     with torch.device(device):
-        model = Decoder(size).to(torch.bfloat16)
+        model = Decoder(size)
         for layer in gyroscope.layers(model):
             nn.init.normal_(layer.parameter, std=0.02)
         if adapters:
@@ -125,6 +126,7 @@ def made(size: Size, device: torch.device, adapters: bool) -> nn.Module:
             for block in model.blocks:
                 for name in ("q_proj", "v_proj"):
                     setattr(block.attention, name, Adapted(getattr(block.attention, name)))
+    torch.set_default_dtype(torch.float32)
     return model
 
 
