@@ -104,11 +104,13 @@ class _Curve:
 
 
 class GyroscopePruner(_optuna.pruners.BasePruner):  # type: ignore[misc, name-defined]
-    """Stop trials with a serious finding, and trials whose layers rotate far less than those of the best trial.
+    """Stop trials with a serious finding, and trials that lag behind the best one in rotation and in value.
 
     In the layer-rotation papers, networks generalize better the further all their layers rotate. A trial lags if the
-    mean rotation of its layers is below `lag` times that of the best completed trial at the same step. Trials must be
-    watched with `watch` of this module; others are left to `inner`.
+    mean rotation of its layers is below `lag` times that of the best completed trial at the same step, and the value
+    that it reported last is worse than that of the best trial at that step. Rotation alone does not decide: another
+    initialization or network rotates differently. Trials must be watched with `watch` of this module; others are left
+    to `inner`.
 
     Args:
         inner: another pruner, which is asked about every trial that is not stopped here.
@@ -143,12 +145,15 @@ class GyroscopePruner(_optuna.pruners.BasePruner):  # type: ignore[misc, name-de
         return any(one["severity"] == "serious" and one["kind"] not in self._mute for one in found)
 
     def _lags(self, study: Any, trial: Any) -> bool:
-        mine = trial.user_attrs.get(ROTATION)
         best = None
         with suppress(ValueError):  # no trial is completed yet
-            best = study.best_trial.user_attrs.get(ROTATION)
-        if not self._lag or not mine or not best:
+            best = study.best_trial
+        mine = trial.user_attrs.get(ROTATION)
+        theirs = None if best is None else best.user_attrs.get(ROTATION)
+        if not self._lag or not mine or not theirs or trial.last_step not in best.intermediate_values:
             return False
-        (step, rotation), (steps, values) = mine[-1], zip(*best, strict=True)
-        late, theirs = step >= self._after * steps[-1], float(np.interp(step, steps, values))
-        return bool(late and rotation < self._lag * theirs)
+        (step, rotation), (steps, values) = mine[-1], zip(*theirs, strict=True)
+        turns = step < self._after * steps[-1] or rotation >= self._lag * float(np.interp(step, steps, values))
+        value, other = (one.intermediate_values[trial.last_step] for one in (trial, best))
+        minimizes = study.direction == _optuna.study.StudyDirection.MINIMIZE
+        return not turns and not (value <= other if minimizes else value >= other)

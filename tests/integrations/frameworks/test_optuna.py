@@ -55,6 +55,33 @@ def test_a_trial_that_breaks_or_lags_is_stopped_and_the_others_are_not(tmp_path)
     assert FINDINGS not in study.trials[2].user_attrs  # it lags: nothing is broken
 
 
+def test_a_trial_that_turns_little_and_is_better_goes_on(tmp_path):
+    study = optuna.create_study(pruner=GyroscopePruner(lag=0.9))
+
+    def objective(trial):
+        # The first trial rotates far and reports a large value; the second the other way round.
+        first = trial.number == 0
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if first else 1e-4)
+        with watch(trial, model, optimizer, tmp_path, budget=None) as monitor:
+            for _ in range(20):
+                loss = (model(X) - Y).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            monitor.flush()
+            trial.report(1.0 if first else 0.5, 19)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return 1.0 if first else 0.5
+
+    study.optimize(objective, n_trials=2)
+    assert states(study) == ["COMPLETE", "COMPLETE"]
+    first, second = (trial.user_attrs[ROTATION][-1][1] for trial in study.trials)
+    assert second < 0.9 * first
+
+
 def test_the_attributes_are_those_of_the_run(tmp_path):
     trial = search(tmp_path, [0.1]).trials[0]
     with gyroscope.load(trial.user_attrs[RUN]) as run:
