@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from functools import cache
 
-import torch
 from torch import Tensor
 
 
@@ -20,11 +19,6 @@ def pinned(values: Tensor) -> Tensor:
     except RuntimeError as error:
         _say(str(error).partition("\n")[0])
         return values
-
-
-def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured, so that nothing may wait for the device."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def to_host(values: Tensor) -> Tensor:

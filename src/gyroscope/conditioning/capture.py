@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gyroscope.base.alone import listens
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing, listens
 from gyroscope.conditioning import graph
 from gyroscope.conditioning.factors import Factor
 from gyroscope.conditioning.uses import Reader, Use, reader, unreadable

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.base import accepted
-from gyroscope.base.alone import alone
+from gyroscope.base.hooks import alone
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.capture import Capture
 from gyroscope.conditioning.result import Conditioning, LayerConditioning

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing
 from gyroscope.control.steering import TANGENT_FLOOR, Law, Ledger
 from gyroscope.errors import ControlError
 from gyroscope.vectors.launch import (

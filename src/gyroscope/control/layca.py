@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base.accepted import flag, real, whole
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing
 from gyroscope.control.rates import checked_multipliers
 from gyroscope.control.roster import Entry, Roster, check_saved, check_weight, few, radii_in
 from gyroscope.control.steering import Law, Others, Steering, Work

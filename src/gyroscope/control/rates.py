@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gyroscope.base.accepted import real, whole
-from gyroscope.base.outermost import register_outermost
+from gyroscope.base.hooks import register_outermost
 from gyroscope.base.whole_file import read_whole, whole_file
 from gyroscope.control.roster import check_weight, chosen_layers, few, unlike
 from gyroscope.control.torch_contract import controller_of

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gyroscope.base.alone import listens
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing, listens
 from gyroscope.conditioning import ranks
 from gyroscope.conditioning.capture import Capture
 from gyroscope.conditioning.result import LayerConditioning, flat, percent, quantity

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.base.alone import listens
-from gyroscope.base.transfer import is_capturing, to_host
+from gyroscope.base.hooks import is_capturing, listens
+from gyroscope.base.transfer import to_host
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.monitor.reference import Reference

@@ -19,9 +19,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from gyroscope.base.accepted import real, text
-from gyroscope.base.alone import listens
-from gyroscope.base.outermost import register_outermost
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing, listens, register_outermost
 from gyroscope.diagnosis.course import RANKS_DIFFER
 from gyroscope.diagnosis.finding import Finding, FindingError
 from gyroscope.errors import GyroscopeError, MonitorError, StoreError

@@ -20,7 +20,7 @@ from gyroscope.monitor.quantities import COLUMNS, Products
 from gyroscope.monitor.reference import Reference, with_late
 from gyroscope.vectors.eager import accumulator
 from gyroscope.vectors.launch import on, to_device
-from gyroscope.vectors.layout import local, plan
+from gyroscope.vectors.layout import any_sharded, local, plan
 
 
 @dataclass(frozen=True)
@@ -232,6 +232,8 @@ class Track:
         self._inside: tuple[list[Tensor], list[Tensor]] | None = None  # parameters and weights within a measured step
         self._fresh = True  # the weights are those of the last measurement
         self._restless = False  # the weights are changed between steps
+        self._seen: tuple[Any, ...] = ()
+        self._sharded = False
         self._versions: tuple[int, ...] = ()
         self._whole = True  # the gradients of the last step that was looked at were finite
         self._still: _Still | None = None
@@ -308,7 +310,7 @@ class Track:
             return {}
         parameters, asleep = self.parameters(), self.reference.asleep
         trains = [i for i in np.flatnonzero(asleep).tolist() if parameters[i].requires_grad]
-        counts = self._arrived(shared=plan([parameters], [1] * len(parameters)) is not None)
+        counts = self._arrived(shared=self._sharded and plan([parameters], [1] * len(parameters)) is not None)
         moves = np.flatnonzero(asleep & (counts > 0)).tolist()
         points = [i for i in self.directionless if counts[i] > 0]
         found = {"trains": trains, "moves": [i for i in moves if i not in trains], "points": points}
@@ -408,7 +410,7 @@ class Track:
         given = [p.grad for p in parameters] if gradients else [None] * len(parameters)
         if gradients and self._stashed is not None:
             given = list(self._stashed)
-        over_ranks = plan([parameters], [1] * len(parameters))
+        over_ranks = plan([parameters], [1] * len(parameters)) if self._sharded else None
         failed: Exception | None = None
         there = self._there()
         timed = self._is_timed() if self._timing is None else self._timing
@@ -420,7 +422,7 @@ class Track:
             if over_ranks is None:
                 raise
             # The other ranks wait for this one's part of the sums.
-            device, failed = local(parameters)[0].device, error
+            device, failed = self._local(parameters)[0].device, error
             width = len(COLUMNS) * (2 if self.reference.drawn.any() else 1)
             matrix = torch.full((len(parameters), width), torch.nan, dtype=accumulator(device), device=device)
         if over_ranks is not None:
@@ -475,7 +477,7 @@ class Track:
 
     def _matrix(self, parameters: Sequence[Tensor], given: Sequence[Tensor | None]) -> Tensor:
         weights = self._look(parameters) if self._inside is None else self._inside[1]
-        grads = local([w if g is None else g for w, g in zip(parameters, given, strict=True)])
+        grads = self._local([w if g is None else g for w, g in zip(parameters, given, strict=True)])
         if torch.sparse_coo in {g.layout for g in grads}:
             grads = [g.coalesce().to_dense() if g.is_sparse else g for g in grads]
         skip: Tensor | None = getattr(self.optimizer, "found_inf", None)
@@ -500,8 +502,8 @@ class Track:
     def _prepare(self, parameters: Sequence[Tensor]) -> None:
         owner = {id(p): g for g, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         self._groups = [owner.get(id(p)) for p in parameters]
-        weights = local(parameters)
-        self._known = self._signature(parameters, weights)
+        weights = self._here(parameters)
+        self._known = self._signature(weights)
         self._shapes = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
         self._versions = self._seen_versions(parameters)
         asleep = np.flatnonzero(self.reference.asleep).tolist()
@@ -521,15 +523,24 @@ class Track:
                 bundle.remember_moves(wide if total <= _EXACT_MOVES else torch.bfloat16)
         self._order = {}
 
-    def _signature(self, parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Any, ...]:
+    def _here(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Return the weights on this rank; parameters that were exchanged may be sharded now."""
+        if (seen := (tuple(map(id, parameters)), frozenset(map(type, parameters)))) != self._seen:
+            self._seen, self._sharded = seen, any_sharded(parameters)
+        return self._local(parameters)
+
+    def _local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return local(tensors) if self._sharded else list(tensors)
+
+    def _signature(self, weights: Sequence[Tensor]) -> tuple[Any, ...]:
         groups = tuple(len(group["params"]) for group in self.optimizer.param_groups)
-        return tuple(map(id, parameters)), tuple(map(Tensor.data_ptr, weights)), groups
+        return self._seen, tuple(map(Tensor.data_ptr, weights)), groups
 
     def _look(self, parameters: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Return the weights on this rank. If they were exchanged or moved, the buffers follow them."""
         parameters = self.parameters() if parameters is None else parameters
-        weights = local(parameters)
-        if self._signature(parameters, weights) == self._known:
+        weights = self._here(parameters)
+        if self._signature(weights) == self._known:
             return weights
         now = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
         if [one[0] for one in now] != [one[0] for one in self._shapes]:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gyroscope.base.alone import listens
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing, listens
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer
 from gyroscope.store.record import QuantityInfo

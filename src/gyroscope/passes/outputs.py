@@ -28,8 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gyroscope.base.alone import listens
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing, listens
 from gyroscope.passes.activations import Hook, first_tensor, samples
 from gyroscope.store.record import QuantityInfo
 from gyroscope.vectors.eager import accumulator

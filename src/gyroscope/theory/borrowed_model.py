@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gyroscope.base import accepted
-from gyroscope.base.alone import alone
+from gyroscope.base.hooks import alone
 from gyroscope.errors import DynamicsError, GyroscopeError
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.layer import layers as find_layers

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gyroscope.base.alone import alone
+from gyroscope.base.hooks import alone
 from gyroscope.errors import DynamicsError, GyroscopeError
 from gyroscope.theory.batch_norm import BatchCenter
 

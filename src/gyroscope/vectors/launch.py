@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.base.transfer import is_capturing, pinned
+from gyroscope.base.hooks import is_capturing
+from gyroscope.base.transfer import pinned
 
 CHUNK = 8192  # elements that a program works on; a multiple of every block size
 

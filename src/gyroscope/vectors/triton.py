@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager
 from gyroscope.vectors.launch import CHUNK, Ints, Kept, cut, is_aligned, on, rows_of, stream_of, to_device

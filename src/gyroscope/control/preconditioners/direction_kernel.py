@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing
 from gyroscope.control.preconditioners import running
 from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.control.preconditioners.quasi_diagonal import Held

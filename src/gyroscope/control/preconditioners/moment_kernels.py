@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing
 from gyroscope.control.preconditioners import affine_layers
 from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.control.preconditioners.running import Spreads

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from gyroscope.base.alone import listens
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing, listens
 from gyroscope.control.preconditioners.affine_layers import Place
 from gyroscope.errors import ConditioningError, DynamicsError
 from gyroscope.layers.untouched import tensors

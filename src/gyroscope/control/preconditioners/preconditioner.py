@@ -19,7 +19,7 @@ from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base import accepted
 from gyroscope.base.accepted import real
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing
 from gyroscope.control.preconditioners.affine_layers import Parts, Place, places
 from gyroscope.control.preconditioners.observer import Labels, Observer, Statistics
 from gyroscope.control.roster import few

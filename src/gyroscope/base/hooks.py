@@ -1,6 +1,6 @@
-"""Step hooks that act once per step, also when an optimizer's `step` calls the `step` of its base class.
+"""When hooks act: once per step that a training takes, not inside a CUDA graph, and for one instrument at a time.
 
-torch wraps its hooks around the `step` of every class that has had an instance. A class whose `step` calls
+torch wraps its step hooks around the `step` of every class that has had an instance. A class whose `step` calls
 `super().step()` then runs the same hooks twice, one pair inside the other.
 
 torch.distributed.checkpoint calls `step` with rates and gradients of zero, so that an optimizer creates its state. For
@@ -10,7 +10,8 @@ one that keeps none, such as SGD, it does so whenever a checkpoint is saved. The
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ Hook = Callable[..., Any]
 _AROUND = Optimizer.profile_hook_step(lambda self: None).__code__
 # The function of torch.distributed.checkpoint that makes an optimizer create its state.
 _CREATES_STATE = "_init_optim_state"
+# Instruments that run a model now, the innermost last. Not a context variable: the threads of a backward pass, in which
+# checkpointing runs modules again, would not see it.
+_OWNERS: list[tuple[object, ...]] = []
 
 
 def register_outermost(
@@ -99,3 +103,32 @@ def _is_inside(optimizer: Optimizer) -> bool:
             steps += 1
         frame = frame.f_back
     return steps > 1
+
+
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured, so that nothing may wait for the device."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def alone(*owners: object) -> Iterator[None]:
+    """Let only the hooks of `owners` act within the block.
+
+    >>> with alone("one", "two"):
+    ...     listens("one"), listens("three")
+    (True, False)
+    """
+    _OWNERS.append(owners)
+    try:
+        yield
+    finally:
+        _OWNERS.remove(owners)
+
+
+def listens(who: object) -> bool:
+    """Return whether the hooks of `who` act now.
+
+    >>> listens("anybody")
+    True
+    """
+    return not _OWNERS or any(who is one for one in _OWNERS[-1])
