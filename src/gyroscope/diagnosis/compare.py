@@ -21,6 +21,8 @@ ACCURACIES: dict[str, tuple[str, ...]] = {
     "validation": ("validation_accuracy", "val_accuracy", "valid_accuracy", "val_acc"),
     "train": ("train_accuracy", "train_acc", "accuracy", "acc"),
 }
+# Steps that are read at a time, from the end, for the final rotation.
+_PIECE = 50
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,14 @@ def _number(given: Any) -> float | None:
 
 
 def _rotation(run: Run) -> tuple[float, float, float] | None:
-    if "rotation" not in run.quantities or not len(run.where("rotation")):
+    if "rotation" not in run.quantities:
         return None
-    values = run.series("rotation", steps=run.where("rotation")).astype(float)
+    where, final = run.where("rotation"), np.full(len(run.layers), nan)
     # A layer that was not measured at the end counts with its last value.
-    final = np.array([column[np.isfinite(column)][-1] if np.isfinite(column).any() else nan for column in values.T])
+    while len(where) and not np.isfinite(final).all():
+        where, last = where[:-_PIECE], where[-_PIECE:]
+        for row in run.series("rotation", steps=last)[::-1]:
+            final = np.where(np.isfinite(final), final, row)
     known = final[np.isfinite(final)]
     return (float(known.min()), float(known.mean()), float(known.max())) if known.size else None
 
