@@ -95,14 +95,32 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
     return [os.path.relpath(run.path, root) for run in runs]
 
 
-def run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders of runs: `folder` itself, or those within, up to `depth` deep."""
+def run_folders(folder: Path, depth: int, within: str | None = None) -> Iterator[Path]:
+    """Yield the folders of runs: `folder` itself, or those within, up to `depth` deep.
+
+    Links that lead out of the real path `within` are not followed, if it is given.
+    """
     if (folder / schema.FILE).is_file():
         yield folder
     elif depth > 0:
         try:
-            inner = [Path(entry) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+            with os.scandir(folder) as entries:
+                inner = [
+                    Path(entry) for entry in entries
+                    if entry.is_dir() and not entry.name.startswith(".")
+                    and (within is None or not entry.is_symlink() or is_within(entry.path, within))
+                ]  # fmt: skip
         except OSError:
             return
         for path in sorted(inner):
-            yield from run_folders(path, depth - 1)
+            yield from run_folders(path, depth - 1, within)
+
+
+def is_within(path: str | os.PathLike[str], folder: str) -> bool:
+    """Return True if a path, its links followed, lies in `folder`, a real path, or is that folder.
+
+    >>> is_within("/usr/../etc/hosts", "/usr"), is_within("/usr/lib", "/usr"), is_within("/usr2", "/usr")
+    (False, True, False)
+    """
+    real = os.path.realpath(path)
+    return real == folder or real.startswith(folder.rstrip(os.sep) + os.sep)
