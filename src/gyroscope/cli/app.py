@@ -21,6 +21,7 @@ from gyroscope.cli.export import export
 from gyroscope.cli.fail import FAILED, fail
 from gyroscope.cli.live import live
 from gyroscope.cli.plot import plot
+from gyroscope.cli.report import report
 from gyroscope.cli.runs import runs
 from gyroscope.cli.sample import sample
 from gyroscope.cli.show import show
@@ -63,7 +64,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (compare, runs, show, diagnose, events, explain, plot, export, live, sample):
+for command in (compare, runs, show, diagnose, events, explain, plot, report, live, export, sample):
     app.command()(command)
 
 

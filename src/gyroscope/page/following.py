@@ -22,14 +22,13 @@ from gyroscope import diagnosis, page  # both load what they name at the first q
 from gyroscope.diagnosis.finding import SEVERITIES, Diagnosis, Finding
 from gyroscope.errors import GyroscopeError, StoreError
 from gyroscope.store import lock, schema
-from gyroscope.store.find import is_within, run_folders
+from gyroscope.store.find import DEPTH, is_within, run_folders
 from gyroscope.store.folder import request
 from gyroscope.store.growing import GrowingRun
 
 if TYPE_CHECKING:
     import gyroscope.page.data
 
-_DEPTH = 3
 #: Seconds for which a list of runs is read at a time; runs beyond that come with the next list.
 _PATIENCE = 0.7
 #: Seconds between two searches for new runs, and the least ratio of that time to the time that a search takes.
@@ -289,7 +288,7 @@ class Following:
         found: dict[str, tuple[str, Path, str | None]] = {}
         places: set[str] = set()
         for real, root in self._roots.items():
-            for path in run_folders(root, _DEPTH, within=real):
+            for path in run_folders(root, DEPTH, within=real):
                 place = os.path.realpath(path)
                 if place in places:  # through a link within the folder
                     continue

@@ -15,7 +15,7 @@ from gyroscope.store.reader import Run
 
 _LOG = logging.getLogger("gyroscope")
 #: The depth of folders to look for runs in.
-_DEPTH = 3
+DEPTH = 3
 
 
 def load(path: str | os.PathLike[str] | Run) -> Run:
@@ -66,7 +66,7 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
             f"'{top}/first')` creates one."
         )
     found: list[tuple[float, str, Run]] = []
-    for path in run_folders(top, _DEPTH):
+    for path in run_folders(top, DEPTH):
         try:
             # Closed at once, because there may be more runs than files that can be open.
             with load(path) as run:
@@ -88,11 +88,20 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
     ...     distinct_names([write_example(f"{folder}/{name}") for name in ("a/seed-0", "b/seed-0")])
     ['a/seed-0', 'b/seed-0']
     """
-    short = [run.name for run in runs]
-    if len(set(short)) == len({run.path for run in runs}):
+    return distinct([run.path for run in runs])
+
+
+def distinct(paths: Sequence[Path]) -> list[str]:
+    """Return the names of folders, or their paths from a common one if the names are not distinct.
+
+    >>> distinct([Path("/runs/a/seed-0"), Path("/runs/b/seed-0")]), distinct([Path("/runs/a"), Path("/other/b")])
+    (['a/seed-0', 'b/seed-0'], ['a', 'b'])
+    """
+    short = [path.name for path in paths]
+    if len(set(short)) == len(set(paths)):
         return short
-    root = os.path.commonpath([run.path.parent for run in runs])
-    return [os.path.relpath(run.path, root) for run in runs]
+    root = os.path.commonpath([path.parent for path in paths])
+    return [os.path.relpath(path, root) for path in paths]
 
 
 def run_folders(folder: Path, depth: int, within: str | None = None) -> Iterator[Path]:
