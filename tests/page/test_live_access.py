@@ -9,7 +9,8 @@ HERE = Access("127.0.0.1", 8421, frozenset({"hub.example.org"}), token="secret")
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:9000", "LOCALHOST.", "127.0.0.1:8421", "127.8.9.1", "[::1]:8421", "hub.example.org"]
+    "host",
+    ["localhost", "LOCALHOST.:9000", "127.0.0.1:8421", "127.8.9.1", "[::1]:8421", "hub.example.org"],
 )
 def test_names_of_this_machine_and_allowed_ones_are_accepted(host):
     assert HERE.refused_host(host) is None

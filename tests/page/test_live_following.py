@@ -228,7 +228,9 @@ def test_only_what_is_listed_can_be_asked_for(tmp_path):
     runs.close()
 
 
-@pytest.mark.parametrize("name", ["seed 0", "50%", "a%20b", "<img src=x>", "ümlaut", "a'b\"c", b"\xff\xfe", "x\x1b[2J", "#?&"])
+@pytest.mark.parametrize(
+    "name", ["seed 0", "50%", "a%20b", "<img src=x>", "ümlaut", "a'b\"c", b"\xff\xfe", "x\x1b[2J", "#?&"]
+)
 def test_any_name_that_a_folder_can_have_is_shown_and_found(tmp_path, runs, name):
     name = os.fsdecode(name)
     Training(tmp_path / "sweep" / name).proceed().end()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from gyroscope import diagnosis, page  # both load what they name at the first question: a server starts without
@@ -25,9 +25,6 @@ from gyroscope.store import lock, schema
 from gyroscope.store.find import DEPTH, is_within, run_folders
 from gyroscope.store.folder import request
 from gyroscope.store.growing import GrowingRun
-
-if TYPE_CHECKING:
-    import gyroscope.page.data
 
 #: Seconds for which a list of runs is read at a time; runs beyond that come with the next list.
 _PATIENCE = 0.7
@@ -167,23 +164,26 @@ class Following:
 
     def summaries(self) -> bytes:
         """Return the list of runs as JSON; those that cannot be read in time are in the next list."""
-        end, found = time.monotonic() + _PATIENCE, []
-        for entry in list(self._entries.values()):
+        end = time.monotonic() + _PATIENCE
+        entries = list(self._entries.values())
+        found: dict[str, bytes] = {}
+        for entry in sorted(entries, key=lambda one: -one.asked):  # first those that someone looks at
             version, earlier = entry.answers.get(_SUMMARY, (-1, b""))
             if version != entry.version and time.monotonic() > end:
-                found.append(earlier)
+                found[entry.id] = earlier
                 self._changed(entry, listed=True)
                 continue
             try:
-                found.append(self._answer(entry, _SUMMARY, partial(self._summary, entry)))
+                found[entry.id] = self._answer(entry, _SUMMARY, partial(self._summary, entry))
             except UnknownRunError:  # deleted meanwhile
                 continue
             except Exception as error:  # a file that was damaged, or made by someone else, may hold anything
                 if not isinstance(error, GyroscopeError):
                     error = StoreError(f"{entry.path} cannot be shown: {type(error).__name__}: {error}")
-                found.append(_json(page.data.unreadable(error, id=entry.id, name=entry.name)))
-        if found != self._list[0]:
-            self._list = found, b"[" + b",".join(filter(None, found)) + b"]"
+                found[entry.id] = _json(page.data.unreadable(error, id=entry.id, name=entry.name))
+        shown = [found[entry.id] for entry in entries if found.get(entry.id)]
+        if shown != self._list[0]:
+            self._list = shown, b"[" + b",".join(shown) + b"]"
         return self._list[1]
 
     def head(self, id: str) -> bytes:

@@ -49,6 +49,8 @@ T = TypeVar("T")
 PORT = 8421
 #: Seconds between two looks at the files, and the most while there is much to do.
 TICK, SLOWEST = 0.3, 0.7
+#: Seconds for which a look is good enough for someone who asks once.
+_STALE = 0.05
 #: The least ratio of the time between two announcements to the processor time that the last one took.
 _SHARE = 6
 #: Seconds between comments that keep a connection open, and for which someone who polls counts as connected.
@@ -239,8 +241,9 @@ class Live:
             news.set()
 
     async def _fresh(self) -> None:
-        """Look for changes now if nobody has done so for a while."""
-        if time.monotonic() > self.runs.looked + SLOWEST + TICK:
+        """Look for changes now, unless they are looked for all the time."""
+        follows = self._follower is not None and not self._follower.done()
+        if time.monotonic() > self.runs.looked + (SLOWEST + TICK if follows else _STALE):
             await self._reading(self.runs.look)
 
     async def _reading(self, act: Callable[..., T], *given: Any) -> T:
@@ -347,7 +350,8 @@ def live(
     top = Path(folder).absolute()
     if not top.is_dir():
         raise PageError(
-            f"`folder` must be a folder with runs, and there is no folder {top}. Pass the one given to watch."
+            f"`folder` must be a run or a folder with runs, got {top}, which is no folder. Try the one that was given "
+            "to gyroscope.watch, or its parent."
         )
     server = Server([top], host=host, port=port, allow_hosts=allow_hosts)
     if not is_loopback(host):
