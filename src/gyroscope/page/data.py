@@ -22,7 +22,7 @@ from gyroscope.diagnosis.diagnose import diagnose
 from gyroscope.diagnosis.finding import SEVERITIES, Diagnosis
 from gyroscope.diagnosis.predict import predictions
 from gyroscope.errors import GyroscopeError
-from gyroscope.page.frames import BINS
+from gyroscope.page.frames import BINS, edges_of
 from gyroscope.page.frames import frame as frame
 from gyroscope.store import LayerInfo, QuantityInfo, Run, Scalar
 from gyroscope.store.labels import look_of, settle
@@ -262,7 +262,7 @@ def _scalar(name: str, scalar: Scalar, bins: int | None) -> Json:
     steps, values = scalar
     if bins is None or len(steps) <= bins:
         return {"name": name, "steps": steps, "values": _rounded(values, 9), "thinned": False}
-    edges = np.linspace(0, len(steps), bins + 1).astype(np.int64)
+    edges = edges_of(len(steps), bins)
     parts = [values[a:b][np.isfinite(values[a:b])] for a, b in pairwise(edges)]
     thinned = {
         key: _rounded([float(of(part)) if len(part) else nan for part in parts], 7)

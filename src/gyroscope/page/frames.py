@@ -108,15 +108,15 @@ def binned(
     >>> from gyroscope.store.example import write_example
     >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
     ...     found = binned(run, "rotation", bins=2)
-    >>> found.first.tolist(), found.last.tolist(), found.mean[2].round(3).tolist(), found.most[2].round(3).tolist()
-    ([0, 20], [10, 40], [0.1, 0.6], [0.2, 0.8])
+    >>> found.first.tolist(), found.last.tolist(), found.mean[2], found.most[2]
+    ([0, 20], [10, 40], array([0.1, 0.6], dtype=float32), array([0.2, 0.8], dtype=float32))
     """
     steps, layers = run.where(quantity), len(run.layers)
     low, high = (-np.inf if first is None else first), (np.inf if last is None else last)
     steps = steps[(steps >= low) & (steps <= high)]
-    exact = bins is None or len(steps) <= bins
-    edges = np.linspace(0, len(steps), (len(steps) if exact else bins or 0) + 1).astype(np.int64)
+    edges = edges_of(len(steps), bins)
     count = len(edges) - 1
+    exact = count == len(steps)
     planes = [np.empty((layers, count), dtype=np.float32) for _ in range(1 if exact else 3)]
     # Whole bins, as many as fit into a piece.
     widest = int(np.diff(edges).max(initial=1))
@@ -138,6 +138,16 @@ def binned(
             planes[0][:, i] = np.clip(mean, planes[1][:, i], planes[2][:, i])  # rounding may take it out by a digit
     mean, least, most = planes * 3 if exact else planes
     return Binned(steps[edges[:-1]], steps[edges[1:] - 1], mean, least, most, exact)
+
+
+def edges_of(count: int, bins: int | None) -> npt.NDArray[np.int64]:
+    """Return where each of at most `bins` bins of `count` things begins, and where the last one ends.
+
+    >>> edges_of(5, 2).tolist(), edges_of(2, 5).tolist()
+    ([0, 2, 5], [0, 1, 2])
+    """
+    wanted = count if bins is None else min(count, bins)
+    return np.arange(wanted + 1) * count // max(wanted, 1)
 
 
 def packed(found: Binned, quantity: str, *, scale: Literal["linear", "log"], limit: int = LIMIT) -> bytes:
