@@ -6,6 +6,7 @@ None. Names and notes come from anywhere; characters that a page would act on ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -21,7 +22,7 @@ from gyroscope.diagnosis.compare import ACCURACIES, compared
 from gyroscope.diagnosis.diagnose import diagnose
 from gyroscope.diagnosis.finding import SEVERITIES, Diagnosis
 from gyroscope.diagnosis.predict import predictions
-from gyroscope.errors import GyroscopeError
+from gyroscope.errors import DynamicsError, MonitorError
 from gyroscope.page.frames import BINS, edges_of
 from gyroscope.page.frames import frame as frame
 from gyroscope.store import LayerInfo, QuantityInfo, Run, Scalar
@@ -276,7 +277,8 @@ def _schedule(run: Run) -> list[Json]:
     steps = run.where("lr") if "lr" in run.quantities else run.steps[:0]
     if len(steps) < 2:
         return []
-    rates, sizes = np.unique(run.series("lr", steps=steps), axis=1, return_counts=True)  # groups of layers
+    groups = Counter(column.tobytes() for column in run.series("lr", steps=steps).T)  # of layers that share a schedule
+    rates, sizes = np.stack([np.frombuffer(one, np.float32) for one in groups], axis=1), np.array([*groups.values()])
     before, after = rates[:-1], rates[1:]
     with np.errstate(invalid="ignore", divide="ignore"):
         moved = np.abs(after - before) > _SAME * np.abs(before)
@@ -291,13 +293,13 @@ def _schedule(run: Run) -> list[Json]:
         some = moved[i]
         if end - i < 2:
             changes = [*range(i + 1, end + 1), *changes]  # each by itself
-            by, groups = factors[i][some], int(some.sum())
+            by, count = factors[i][some], int(some.sum())
             text = (
                 f"× {_told(by)}"
                 if np.isfinite(by).all()
                 else f"from {_told(before[i][some])} to {_told(after[i][some])}"
             )
-            text += f" ({groups} groups of layers)" if groups > 1 else ""
+            text += f" ({count} groups of layers)" if count > 1 else ""
             at = steps[i + 1]
         else:
             verb, ends = "rises" if up[i] > 0 else "falls", (_told(before[i][some]), _told(after[end][some]))
@@ -331,35 +333,35 @@ class _Thinned:
 def _predicted(run: Run) -> Json:
     """Return what theory expects of some layers, by the quantity that it is to be compared with."""
     thinned = _Thinned(run)
-    if not len(thinned.steps) or "lr" not in run.quantities:
+    if not len(thinned.steps) or not {"lr", "weight_norm"} <= run.quantities.keys():
         return {}
+    tried = _some(np.arange(len(run.layers)), 4 * _PREDICTED)
     try:
-        found = predictions(thinned)
-    except GyroscopeError:  # it holds no weight norms
+        found = dict(zip(tried.tolist(), predictions(thinned, [run.layers[i] for i in tried]), strict=True))
+    except (DynamicsError, MonitorError):  # numbers that theory does not cover
         return {}
     points = _some(np.arange(len(thinned.steps)), _POINTS)
-    at = thinned.steps[points].tolist()
-    adam = any(one.kind == "adamw" for one in found)
+    ends = points[[0, -1]]
     curves = {
-        "effective_lr": ([one.law[points] for one in found], "fitted decay law"),
-        "effective_lr_measured": ([one.effective_lr[points] for one in found], "η/‖w‖², predicted"),
-        "rate_per_step": (
-            [np.full(len(points), one.equilibrium_rate) if one.equilibrium_rate > 0 else [nan] for one in found],
-            "predicted equilibrium",
+        "effective_lr": ("fitted decay law", points, {i: one.law[points] for i, one in found.items()}),
+        "effective_lr_measured": (
+            "η/‖w‖², predicted", points, {i: one.effective_lr[points] for i, one in found.items()},
         ),
-    }
-    if adam:  # its steps do not follow η/‖w‖²
+        "rate_per_step": (
+            "predicted equilibrium", ends, {i: np.full(2, one.equilibrium_rate or nan) for i, one in found.items()},
+        ),
+    }  # fmt: skip
+    if any(one.kind == "adamw" for one in found.values()):  # its steps do not follow η/‖w‖²
         del curves["effective_lr_measured"]
     shown = {}
-    for quantity, (values, label) in curves.items():
-        known = [i for i, one in enumerate(values) if np.isfinite(one).any()]
-        if quantity in run.quantities and known:
-            chosen = _some(np.array(known), _PREDICTED).tolist()
-            constant = quantity == "rate_per_step"
+    for quantity, (label, at, values) in curves.items():
+        known = np.array([i for i, one in values.items() if np.isfinite(one).any()], dtype=np.int64)
+        if quantity in run.quantities and len(known):
+            layers = _some(known, _PREDICTED).tolist()
             shown[quantity] = {
-                "steps": at[:: len(at) - 1] if constant and len(at) > 1 else at,
-                "layers": chosen,
-                "values": [_rounded(values[i][:2] if constant else values[i], 4) for i in chosen],
+                "steps": thinned.steps[at],
+                "layers": layers,
+                "values": [_rounded(values[i], 4) for i in layers],
                 "label": label,
             }
     return shown
