@@ -29,29 +29,27 @@ function scatterPanel(runs, metric, setMetric) {
 	if (points.length < 3) return null;
 	const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
 	const rank = rankCorrelation(xs, ys);
-	const [width, height, left, bottom] = [620, 300, 56, 258];
+	const [width, height, left, bottom] = [Math.max(280, Math.min(680, innerWidth - 60)), 300, 56, 258];
 	const margin = Math.max((Math.max(...ys) - Math.min(...ys)) * 0.12, 0.002);
 	const [most, low, high] = [niceAbove(Math.max(...xs)), Math.min(...ys) - margin, Math.max(...ys) + margin];
 	const xOf = (v) => left + (v / most) * (width - left - 20);
 	const yOf = (v) => bottom - ((v - low) / (high - low)) * (bottom - 12);
 	const text = (x, y, anchor, words) => svg("text", { x, y, "text-anchor": anchor }, words);
 	const line = (x1, y1, x2, y2) => svg("line", { x1, y1, x2, y2, class: "grid" });
-	const image = svg("svg", { class: "scatter", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Mean final rotation against ${clean(chosen)} accuracy of ${points.length} runs` },
-		...ticks(0, most, 5).flatMap((v) => [line(xOf(v), 12, xOf(v), bottom), text(xOf(v), bottom + 16, "middle", number(v, 3))]),
+	const image = svg("svg", { class: "scatter", viewBox: `0 0 ${width} ${height}`, width, role: "group", "aria-label": `Mean final rotation against ${clean(chosen)} accuracy of ${points.length} runs` },
+		...ticks(0, most, width / 110).flatMap((v) => [line(xOf(v), 12, xOf(v), bottom), text(xOf(v), bottom + 16, "middle", number(v, 3))]),
 		...ticks(low, high, 5).flatMap((v) => [line(left, yOf(v), width - 20, yOf(v)), text(left - 6, yOf(v) + 4, "end", `${number(100 * v, 3)} %`)]),
 		text((left + width) / 2, height - 6, "middle", "mean final rotation"));
-	const taken = [];
+	const taken = points.map(({ x, y }) => ({ y: yOf(y), start: xOf(x) - 6, end: xOf(x) + 6 }));
 	for (const { run, x, y } of points) {
 		const name = shorten(clean(run.name), 24);
-		const end = xOf(x) > width - 150;
-		const spot = { x: xOf(x) + (end ? -8 : 8), y: yOf(y), w: name.length * 6.2 };
 		const label = `${clean(run.name)}: rotation ${number(x, 3)}, ${percent(y)}`;
 		const link = svg("a", { href: `#run=${encodeURIComponent(run.id)}`, "aria-label": label }, svg("title", {}, label), svg("circle", { cx: xOf(x), cy: yOf(y), r: 5 }));
-		// A name that would cover another one is left out; the point still says it.
-		if (!taken.some((one) => Math.abs(one.y - spot.y) < 13 && Math.abs(one.x - spot.x) < Math.max(one.w, spot.w))) {
-			taken.push(spot);
-			link.append(text(spot.x, spot.y + 4, end ? "end" : "start", name));
-		}
+		// The name goes to the right or to the left of its point; where both are taken, the point says it when asked.
+		const room = name.length * 6.2;
+		const side = [xOf(x) + 9, xOf(x) - 9 - room].find((start) => start > left && start + room < width && !taken.some((one) => Math.abs(one.y - yOf(y)) < 13 && start < one.end && one.start < start + room));
+		if (side != null) link.append(text(side > xOf(x) ? side : xOf(x) - 9, yOf(y) + 4, side > xOf(x) ? "start" : "end", name));
+		if (side != null) taken.push({ y: yOf(y), start: side, end: side + room });
 		image.append(link);
 	}
 	return panel("scatter", "Rotation against accuracy", names.length > 1 && h("div.tools", select("Accuracy", names.map((name) => [name, `${clean(name)} accuracy`]), chosen, setMetric)),
@@ -107,7 +105,6 @@ function createCompare(app, runs) {
 		const scale = makeScale(app.state.scale ?? usualScale(info), info.scale, frames.map((frame) => frame.mean));
 		const ends = frames.flatMap((frame) => [frame.edges[0], frame.edges[frame.bins]]);
 		const full = ends.length ? [Math.min(...ends), Math.max(...ends)] : [0, 1];
-		drawn.forEach((one) => one.destroy?.());
 		drawn = [];
 		const layers = sound.map((model) => model.head.layers.map((layer) => layer.name));
 		const side = sound.map((model) => {
@@ -168,5 +165,5 @@ function createCompare(app, runs) {
 		return panel("difference", "Difference of two runs", h("div.tools", choose("First run", a, (id) => [id, b.id]), "→", choose("Second run", b, (id) => [a.id, id])), body);
 	}
 
-	return { node, update, ready: async () => {}, shown: update, redraw: update, changed: async () => {}, resize: () => drawn.forEach((one) => one.resize()), destroy: () => drawn.forEach((one) => one.destroy?.()) };
+	return { node, update, ready: async () => {}, shown: update, redraw: update, changed: async () => {}, resize: () => drawn.forEach((one) => one.resize()), destroy() {} };
 }

@@ -138,9 +138,9 @@ function createCurves(model, on) {
 
 	function makeCard(key, title, words, give, tools) {
 		const chart = createChart(on);
-		const [note, keys] = [h("p.muted.note"), h("div.keys")];
+		const keys = h("div.keys");
 		const toggle = button("log", () => { card.log = !card.isLog; card.dirty = true; card.refresh(); }, { label: `Logarithmic axis of ${title}`, kind: "small" });
-		const card = { chart, dirty: true, node: h("figure.chart", h("figcaption", h("h3", title), h("span.tools", tools, toggle, popup(`About ${title}`, words))), chart.node, keys, note) };
+		const card = { chart, dirty: true, node: h("figure.chart", h("figcaption", h("h3", title), h("span.tools", tools, toggle, popup(`About ${title}`, words))), chart.node, keys) };
 		card.refresh = async (far = false) => {
 			if (!card.dirty || card.busy || !(card.near || far)) return;
 			card.busy = true;
@@ -148,12 +148,11 @@ function createCurves(model, on) {
 			try {
 				const data = await give(card.log);
 				toggle.setAttribute("aria-pressed", (card.isLog = data.log));
-				note.textContent = data.note;
-				keys.replaceChildren(...data.keys);
+				keys.replaceChildren(...data.keys, h("span", data.note));
 				chart.show({ ...data, window: state.window, markers: state.markers });
 				chart.point(state.step);
 			} catch (error) {
-				note.textContent = error.message;
+				keys.textContent = error.message;
 			}
 			card.busy = false;
 			card.refresh(far);
@@ -176,7 +175,6 @@ function createCurves(model, on) {
 		for (const info of shown()) wanted.set(info.name, () => makeCard(info.name, labelOf(info), quantityWords(info), async (log) => quantityData(info, await model.load(info.name), model.head, { ...state, log }), button("map", () => on.quantity(info.name), { label: `Show ${labelOf(info)} in the heatmap`, kind: "small" })));
 		for (const [key, card] of cards) if (!wanted.has(key)) {
 			watcher.unobserve(card.node);
-			card.chart.destroy();
 			cards.delete(key);
 		}
 		const nodes = [...wanted].map(([key, make]) => (cards.get(key) ?? make()).node);
@@ -219,9 +217,6 @@ function createCurves(model, on) {
 			for (const card of cards.values()) if (card.near) card.chart.point(step);
 		},
 		resize: () => cards.forEach((card) => card.chart.resize()),
-		destroy() {
-			watcher.disconnect();
-			cards.forEach((card) => card.chart.destroy());
-		},
+		destroy: () => watcher.disconnect(),
 	};
 }

@@ -53,7 +53,7 @@ function refill(node, ...children) {
 const FORMAT = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
 const whole = (x) => (x == null || x !== x ? "–" : FORMAT.format(x));
 const plural = (n, noun) => `${whole(n)} ${noun}${n === 1 ? "" : "s"}`;
-const percent = (x) => (x == null || x !== x ? "–" : `${(100 * x).toFixed(1)} %`);
+const percent = (x) => (x == null || x !== x ? "–" : `${(100 * x).toFixed(1)}\u00a0%`);
 
 function number(x, digits = 4) {
 	if (x == null || x !== x) return "no value";

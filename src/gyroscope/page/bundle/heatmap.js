@@ -66,7 +66,8 @@ function createHeatmap(on = null) {
 	function measure() {
 		const width = node.clientWidth;
 		const ratio = Math.min(devicePixelRatio, 2);
-		const left = small ? 0 : Math.round(Math.min(Math.max(width * 0.17, 96), 210));
+		const longest = small ? 0 : d.short.reduce((most, name) => Math.max(most, name.length), 0);
+		const left = small ? 0 : Math.round(Math.min(longest * 5.9 + 56, Math.max(width * 0.18, 100)));
 		const tall = small ? node.classList.contains("large") ? 200 : 96 : Math.max(280, Math.min(600, innerHeight * 0.62));
 		const height = small ? tall : Math.max(48, Math.min(d.rows.length * ROW, tall));
 		g = { width, left, top: small ? 0 : STRIP, w: width - left - (small ? 0 : 8), h: height, ratio, whole: height + AXIS + (small ? 0 : STRIP) };
@@ -93,6 +94,7 @@ function createHeatmap(on = null) {
 			ink.colors = palette(d.scale.signed, ink.none);
 			if (d.frame?.bins) ink.levels = timeLevels(d.scale.encode(rowValues(d.frame, d.rows)), d.rows.length, d.frame.bins, d.frame.edges, g.w * g.ratio);
 			d.rows.forEach(({ from, to }, r) => ink.rowOf.fill(r, from, to));
+			ink.open = d.groups.filter((group) => d.rows[ink.rowOf[group.from]].to < group.to); // neither folded nor within a folded one
 		}
 		draw();
 		point();
@@ -103,6 +105,28 @@ function createHeatmap(on = null) {
 	const stepAt = (x) => d.window[0] + ((x - g.left) / g.w) * (d.window[1] - d.window[0]);
 	const rowAt = (y) => d.span[0] + ((y - g.top) / g.h) * (d.span[1] - d.span[0]);
 	const clip = (y) => Math.min(Math.max(y, g.top), g.top + g.h);
+
+	// With more rows than pixels, a pixel is the mean of its rows. The last result serves while only time moves.
+	let squashed = {};
+	function squash(codes, bins, top, each, count) {
+		if (squashed.codes === codes && squashed.top === top && squashed.each === each) return squashed.lines;
+		const lines = new Uint8Array(count * bins);
+		for (let y = 0; y < count; y++) {
+			const a = Math.floor(top + y * each);
+			const b = Math.min(Math.max(a + 1, Math.floor(top + (y + 1) * each)), d.rows.length);
+			for (let t = 0; t < bins; t++) {
+				let sum = 0;
+				let known = 0;
+				for (let i = a * bins + t; i < b * bins; i += bins) {
+					sum += codes[i];
+					if (codes[i]) known++;
+				}
+				if (known) lines[y * bins + t] = sum / known;
+			}
+		}
+		squashed = { codes, top, each, lines };
+		return lines;
+	}
 
 	function drawCells() {
 		const [[s0, s1], [r0, r1]] = [d.window, d.span];
@@ -116,7 +140,6 @@ function createHeatmap(on = null) {
 			while (t < bins && edges[t + 1] < step) t++;
 			columns[x] = t < bins && step >= edges[0] ? t : -1;
 		}
-		// With more rows than pixels, a pixel is the mean color of its rows; else each row is one line, stretched afterwards.
 		const crowded = r1 - r0 > g.h * g.ratio;
 		const top = crowded ? r0 : Math.floor(r0);
 		const count = crowded ? Math.round(g.h * g.ratio) : Math.ceil(r1) - top;
@@ -124,26 +147,10 @@ function createHeatmap(on = null) {
 		if (buffer?.width !== width || buffer.height !== count) {
 			buffer = new ImageData((image.width = width), (image.height = count));
 		}
+		const lines = crowded ? squash(codes, bins, top, each, count) : codes.subarray(top * bins);
 		const out = new Uint32Array(buffer.data.buffer);
 		const { colors } = ink;
-		for (let y = 0, i = 0; y < count; y++) {
-			const a = Math.min(Math.floor(top + y * each), d.rows.length - 1);
-			const b = Math.min(Math.max(a + 1, Math.floor(top + (y + 1) * each)), d.rows.length);
-			for (let x = 0; x < width; x++, i++) {
-				const t = columns[x];
-				if (t < 0) out[i] = colors[0];
-				else if (b === a + 1) out[i] = colors[codes[a * bins + t]];
-				else {
-					let [sum, known] = [0, 0];
-					for (let r = a; r < b; r++) {
-						const c = codes[r * bins + t];
-						sum += c;
-						if (c) known++;
-					}
-					out[i] = colors[known ? (sum / known) | 0 : 0];
-				}
-			}
-		}
+		for (let y = 0, i = 0; y < count; y++) for (let x = 0, at = y * bins; x < width; x++, i++) out[i] = columns[x] < 0 ? colors[0] : colors[lines[at + columns[x]]];
 		pixels.putImageData(buffer, 0, 0);
 		paper.imageSmoothingEnabled = false;
 		paper.drawImage(image, 0, r0 - top, width, crowded ? count : r1 - r0, g.left, g.top, g.w, g.h);
@@ -188,8 +195,6 @@ function createHeatmap(on = null) {
 		for (let l = from; l < to; l++) if (!d.selected.has(l)) return false;
 		return true;
 	};
-	// Groups whose rows are seen: neither folded nor within a folded one.
-	const isOpen = (group) => { const row = d.rows[ink.rowOf[group.from]]; return row.to < group.to; };
 	const placeOf = (group) => [yOf(ink.rowOf[group.from]), yOf(ink.rowOf[group.to - 1] + 1)];
 	const nameOf = (row) => (row.group ? `${row.group.name} (mean over ${row.to - row.from} layers)` : clean(d.names[row.from]));
 
@@ -206,17 +211,17 @@ function createHeatmap(on = null) {
 			for (let l = row.from; l < row.to; l++) severity ??= d.severities.get(l);
 			if (severity) write("●", inner - paper.measureText(text).width - 4, y, ink[severity], "right");
 		};
-		const open = d.groups.filter(isOpen);
+		const inside = (y) => (every > 1 || !every ? Math.min(Math.max(y, g.top + 7), g.top + g.h - 7) : y);
 		const depth = [3, 2, 1, 0].find((level) => {
-			const sizes = open.filter((group) => group.depth === level).map((group) => { const [a, b] = placeOf(group); return b - a; });
+			const sizes = ink.open.filter((group) => group.depth === level).map((group) => { const [a, b] = placeOf(group); return b - a; });
 			return sizes.length > 1 && sizes.reduce((a, b) => a + b) / sizes.length >= 13;
 		});
 		const every = height >= 11 ? 1 : depth == null ? Math.ceil(14 / height) : 0;
-		if (every) for (let r = Math.ceil(first / every) * every; r < last; r += every) label(d.rows[r], yOf(r + 0.5));
-		for (const group of open) {
+		if (every) for (let r = Math.ceil(first / every) * every; r < last; r += every) label(d.rows[r], inside(yOf(r + 0.5)));
+		for (const group of ink.open) {
 			const [a, b] = placeOf(group);
 			if (b < g.top || a > g.top + g.h) continue;
-			if (!every && group.depth === depth && b - a >= 11) write(shorten(group.name, letters), inner, Math.min(Math.max((a + b) / 2, g.top + 7), g.top + g.h - 7), ink.ink, "right");
+			if (!every && group.depth === depth && b - a >= 11) write(shorten(group.name, letters), inner, inside((a + b) / 2), ink.ink, "right");
 			if (group.depth > 1 || b - a < 8) continue;
 			const x = inner + 5.5 + group.depth * BRACKET;
 			paper.strokeStyle = cursor.group === group ? ink.accent : ink.muted;
@@ -289,7 +294,7 @@ function createHeatmap(on = null) {
 		if (inRows && x >= g.left && x <= g.left + g.w) found.cell = cell(found.row, found.step);
 		const depth = Math.floor((x - (g.left - 2 * BRACKET - 8)) / BRACKET);
 		const layer = d.rows[found.row]?.from;
-		if (!small && depth >= 0 && x < g.left - 4) found.group = d.groups.find((group) => group.depth === depth && group.from <= layer && layer < group.to && isOpen(group));
+		if (!small && depth >= 0 && x < g.left - 4) found.group = ink.open.find((group) => group.depth === depth && group.from <= layer && layer < group.to);
 		if (!small && y < g.top) found.marks = marks.filter((mark) => Math.abs(mark.x - x) < 7).flatMap((mark) => mark.all);
 		return found;
 	}
@@ -460,12 +465,13 @@ function createHeatmap(on = null) {
 		cellAt: (clientX, clientY) => (g ? under({ clientX, clientY }).cell ?? null : null),
 		geometry: () => g,
 		redrawMs(times = 30) {
-			const kept = d.window;
+			const { window, span } = d;
 			const took = timed(times, (u) => {
-				d.window = kept.map((s) => s + (u - 0.5) * 0.2 * (kept[1] - kept[0]));
+				d.window = window.map((s) => s + (u - 0.5) * 0.2 * (window[1] - window[0]));
+				d.span = [span[0] + u, span[1] - 1 + u];
 				draw();
 			});
-			d.window = kept;
+			Object.assign(d, { window, span });
 			draw();
 			return took;
 		},

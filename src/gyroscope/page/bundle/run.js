@@ -207,7 +207,7 @@ function createRunPage(app, id) {
 		refill(heatTools,
 			select("Quantity", model.head.quantities.map((each) => [each.name, labelOf(each), GROUPS[each.group] ?? GROUPS.other]), one?.name ?? "", (q) => app.set({ q })),
 			select("Color scale", ["linear", "log", "quantile"].map((kind) => [kind, kind, "", kind === "log" && one?.scale === "signed"]), state.scale ?? usualScale(one), (kind) => app.set({ scale: kind === usualScale(one) ? null : kind })),
-			levels.length > 0 && select("Rows", [["", `every layer (${names.length})`], ...levels.map((level) => [level, `${["blocks", "inner blocks"][level] ?? `level ${level + 1}`} (${rowsOf(names.length, groups, at(level)).length})`]), ...(now === "own" ? [["own", `folded by hand (${layout.rows.length})`]] : [])], now, (level) => level !== "own" && foldRows(level === "" ? new Set() : at(Number(level)))),
+			levels.length > 0 && select("Rows", [["", `every layer (${names.length})`], ...levels.map((level) => [level, `fold ${shorten(groups.find((group) => group.depth === level).name, 30)} … (${rowsOf(names.length, groups, at(level)).length})`]), ...(now === "own" ? [["own", `folded by hand (${layout.rows.length})`]] : [])], now, (level) => level !== "own" && foldRows(level === "" ? new Set() : at(Number(level)))),
 			one && popup("About this quantity", quantityWords(one)));
 	}
 

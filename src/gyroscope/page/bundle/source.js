@@ -128,15 +128,17 @@ async function decodeFrame(packed) {
 		const log = scale === "log";
 		const values = Float32Array.from({ length: 4096 }, (_, c) => (c === 0 ? NaN : log ? low * (high / low || 1) ** ((c - 1) / 4094) : low + ((c - 1) / 4094) * (high - low)));
 		const codes = new Uint16Array(count);
-		for (const [key, sign] of exact ? [["mean", 0]] : [["mean", 0], ["min", -1], ["max", 1]]) {
-			const [less, more] = [take(Uint8Array, count), take(Uint8Array, count)];
-			const out = (frame[key] = new Float32Array(count));
-			for (let i = 0, code = 0; i < count; i++) {
-				const c = less[i] + (more[i] << 8);
-				if (sign) out[i] = values[codes[i] + sign * c];
-				else out[i] = values[(codes[i] = code = ((i % bins ? code : 0) + c) & 65535)];
+		const plane = (key, act) => act(take(Uint8Array, count), take(Uint8Array, count), (frame[key] = new Float32Array(count)));
+		plane("mean", (less, more, out) => {
+			for (let l = 0, i = 0; l < layers; l++) for (let t = 0, code = 0; t < bins; t++, i++) {
+				code = (code + less[i] + (more[i] << 8)) & 65535;
+				codes[i] = code;
+				out[i] = values[code];
 			}
-		}
+		});
+		for (const [key, sign] of exact ? [] : [["min", -1], ["max", 1]]) plane(key, (less, more, out) => {
+			for (let i = 0; i < count; i++) out[i] = values[codes[i] + sign * (less[i] + (more[i] << 8))];
+		});
 		frame.precision = log ? `to ${number(100 * (Math.exp(Math.log(high / low) / 8188) - 1), 1)} %` : `to ${number((high - low) / 8188, 1)}`;
 	}
 	if (exact) frame.min = frame.max = frame.mean;
