@@ -349,10 +349,8 @@ def reporting() -> list[str]:
         cells = (f"{one['cpu_seconds']:.1f}", f"{one['peak_bytes'] / 1e6:.0f}", f"{one['file_bytes'] / 1e6:.1f}")
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     demo, own = result["demo_bytes"] / 1e3, result["bundle_bytes"] / 1e3
-    below = (
-        f"The demo's page has {demo:.0f} kB, with ten runs of seven layers; {own:.0f} kB of any page are its scripts."
-    )
-    return [*rows, "", below]
+    below = f"The demo's page has {demo:.0f} kB, with ten runs of seven layers; {own:.0f} kB of any page are its own "
+    return [*rows, "", f"{below}scripts and styles."]
 
 
 def pages() -> dict[str, dict[str, list[str]]]:
