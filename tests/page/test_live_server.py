@@ -259,6 +259,14 @@ def test_changes_arrive_as_events(ask, place):
                 pass
 
 
+def test_a_change_that_someone_else_has_noticed_arrives_too(ask):
+    with ask.events() as following:
+        time.sleep(3 * module.TICK)
+        ask.server.runs._changed(ask.server.runs.entry("sweep/ended"))  # as when it was read for another client
+        while "sweep/ended" not in following()["runs"]:
+            pass
+
+
 def test_changes_since_a_number_are_told_to_whoever_polls(ask, place):
     now = ask.json("/api/changes?since=0")
     assert set(now["runs"]) == {"bad", "running", "sweep/ended"}

@@ -94,6 +94,7 @@ class Live:
         self._packed: dict[int, tuple[bytes, bytes]] = {}
         self._threads = anyio.CapacityLimiter(8)
         self._clients: set[asyncio.Event] = set()
+        self._announced = 0
         self._polled = -float("inf")
         self._follower: asyncio.Task[None] | None = None
         self._stopping = False
@@ -189,7 +190,7 @@ class Live:
             found = self.runs.since(since)
             return self._sent(request, _told(found), "application/json")
         last = request.headers.get("last-event-id", "")
-        since = int(last) if last.isdecimal() and len(last) < 19 else self.runs.since(0).now - _RECENT
+        since = int(last) if last.isdecimal() and len(last) < 19 else self.runs.now - _RECENT
         # Proxies that keep answers back until they are complete would keep this one forever.
         return StreamingResponse(
             self._events(since), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
@@ -223,11 +224,10 @@ class Live:
         while (self._clients or time.monotonic() < self._polled + _POLLS) and not self._stopping:
             used = time.process_time()
             try:
-                if await self._reading(self.runs.look):
-                    self._wake()
+                await self._reading(self.runs.look)
+                self._announce()
                 await asyncio.sleep(TICK)
-                if await self._reading(self.runs.diagnose_one):
-                    self._wake()
+                await self._reading(self.runs.diagnose_one)
             except Exception as error:  # the folder cannot be read now
                 _LOG.warning("The runs cannot be followed: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(SLOWEST)
@@ -235,6 +235,12 @@ class Live:
             wait = min(_SHARE * (time.process_time() - used), SLOWEST) - TICK
             if wait > 0:
                 await asyncio.sleep(wait)
+
+    def _announce(self) -> None:
+        """Wake everyone if anything has changed, whoever has noticed it."""
+        if self.runs.now > self._announced:
+            self._announced = self.runs.now
+            self._wake()
 
     def _wake(self) -> None:
         for news in self._clients:
