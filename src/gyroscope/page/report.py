@@ -107,7 +107,7 @@ def report(
         with whole_file(file) as new, new.open("w", encoding="utf-8", newline="\n") as out:
             out.writelines(document(config, data))
     except OSError as error:
-        why = error.strerror or error
+        why = f"{error.filename} is a file" if isinstance(error, FileExistsError) else error.strerror or error
         raise PageError(f"{file} cannot be written: {why}. Check its folder and the disk, or pass another.") from error
     if broken is None:
         for problem in problems:
