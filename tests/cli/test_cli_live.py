@@ -135,15 +135,14 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     assert f"{tmp_path / 'none'}, which is no folder" in said
 
 
-@pytest.mark.parametrize("library", ["starlette", "uvicorn", "jinja2"])
+@pytest.mark.parametrize("library", ["starlette", "uvicorn"])
 def test_without_its_libraries_the_extra_is_named(tmp_path, monkeypatch, library):
     for name in [name for name in sys.modules if name.startswith("gyroscope.page.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
     assert refused(str(tmp_path)) == (
         1,
-        "gyroscope: The live page needs starlette, uvicorn and jinja2, which are not installed: "
-        "pip install 'gyroscope[live]'\n",
+        "gyroscope: The live page needs starlette and uvicorn, which are not installed: pip install 'gyroscope[live]'\n",
     )
     with pytest.raises(MissingExtraError):
         import gyroscope.page.server  # noqa: F401

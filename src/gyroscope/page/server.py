@@ -29,9 +29,9 @@ from gyroscope.base.markup import plain
 from gyroscope.errors import GyroscopeError, MissingExtraError, PageError
 from gyroscope.page.access import Access, allowed_hosts, is_loopback
 
-if any(find_spec(name) is None for name in ("starlette", "uvicorn", "jinja2")):
+if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
     raise MissingExtraError(
-        "The live page needs starlette, uvicorn and jinja2, which are not installed: pip install 'gyroscope[live]'"
+        "The live page needs starlette and uvicorn, which are not installed: pip install 'gyroscope[live]'"
     )
 
 import anyio.to_thread

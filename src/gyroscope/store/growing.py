@@ -183,8 +183,8 @@ class GrowingRun(Run):
             values = np.concatenate([old.values[:before], np.array(list(new.values()), dtype=np.float64)])
             if len(steps):
                 found[name] = Scalar(steps, values)
-        if added == logged - self._logged:
-            self._logged = logged
+        if added >= logged - self._logged:  # more, if something was written after it was counted
+            self._logged += added
             self.__dict__["scalars"] = found
         else:  # something was logged for an earlier step
             del self.__dict__["scalars"]
