@@ -119,9 +119,9 @@ def test_a_head_has_the_findings_of_diagnose(tmp_path):
             optimizer.step()
             m.log({"loss": loss.item()})
     with load(tmp_path / "run") as run:
-        found, shown = gyroscope.diagnose(run), in_json(head(run, id="0"))["diagnosis"]
+        found, shown = gyroscope.diagnose(run), in_json(head(run, id="0", name="mine"))["diagnosis"]
     assert found.serious
-    assert (shown["headline"], shown["decided"]) == (found.headline(), found.decided)
+    assert (shown["headline"], shown["decided"]) == (found.headline().replace("run:", "mine:"), found.decided)
     assert [(one["kind"], one["severity"], one["sentence"], one["since"]) for one in shown["findings"]] == [
         (one.kind, one.severity, one.sentence, one.since) for one in found
     ]
@@ -312,7 +312,11 @@ def test_whatever_a_user_keeps_with_a_run_becomes_options(tmp_path):
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("meta", [{"optimizers": 5}, {"facts": 5}, {"facts": {"frozen": 5}}, {"model": [1]}], ids=str)
+@pytest.mark.parametrize(
+    "meta",
+    [{"optimizers": 5}, {"facts": 5}, {"facts": {"frozen": 5}}, {"facts": {"frozen": [[5]]}}, {"model": [1]}],
+    ids=str,
+)
 def test_what_others_keep_under_our_names_does_no_harm(tmp_path, meta):
     with written(tmp_path / "run", {"rotation": [[0.0]]}, meta=meta) as run:
         in_json([head(run, id="0"), summary(run, id="0")])

@@ -6,8 +6,9 @@ None. Names and notes come from anywhere; characters that a page would act on ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from itertools import chain, pairwise
 from math import isfinite, nan
@@ -21,24 +22,24 @@ from gyroscope.diagnosis.compare import ACCURACIES, compared
 from gyroscope.diagnosis.diagnose import diagnose
 from gyroscope.diagnosis.finding import SEVERITIES, Diagnosis
 from gyroscope.diagnosis.predict import predictions
-from gyroscope.errors import GyroscopeError
+from gyroscope.errors import DynamicsError, MonitorError
 from gyroscope.page.frames import BINS, edges_of
 from gyroscope.page.frames import frame as frame
 from gyroscope.store import LayerInfo, QuantityInfo, Run, Scalar
 from gyroscope.store.labels import look_of, settle
+from gyroscope.store.record import Steps
 
 #: Groups of quantities, by patterns on their names; the first that matches counts.
 GROUPS = {
     "rotation": "rotation merged_rotation",
     "rates": "rate rate_per_step update_ratio effective_lr effective_lr_measured lr weight_decay alignment",
     "conditioning": "lambda_? kappa_* rank_? weight_spectral gradient_spectral domination",
-    "norms": "*_norm weight_norm_before",
     "gradients": "gradient_* invariance",
+    "norms": "*_norm weight_norm_before",
     "moments": "moment_*",
     "neurons": "neuron_* dying* full* activation_* nu",
     "other": "*",
 }
-_GROUP_OF_NORMS = {"gradient_norm": "gradients"}
 #: Values of the curve in the list of runs, rows that a quantity's scale is chosen by, and rows of a prediction.
 _SPARKS, _SAMPLE, _ROWS = 40, 24, 512
 #: Layers and points of a prediction, logged numbers, events and changes of the learning rate that are shown at most.
@@ -145,9 +146,9 @@ def head(
     '2 quantities of 3 layers at 5 steps from 0 to 40, every 10 steps.')
     """
     steps, layers, events = run.steps, run.layer_table, run.events
-    found = diagnose(run) if diagnosis is None else diagnosis
-    counts = {name: len(run.where(name)) for name in run.quantities}
-    known = {name: about for name, about in run.quantities.items() if counts[name]}
+    found, called = diagnose(run) if diagnosis is None else diagnosis, run.name if name is None else name
+    where = {name: at for name in run.quantities if len(at := run.where(name))}
+    counts = {name: len(at) for name, at in where.items()}
     options, meta = _options(run.meta)
     facts = run.meta.get("facts")
     still = {one for fact in ("frozen", "unheld") for one in _listed(facts, fact)}
@@ -156,7 +157,7 @@ def head(
     left_out = max(len(events) - _EVENTS, 0)
     return _json({
         "id": id,
-        "name": run.name if name is None else name,
+        "name": called,
         "state": run.state,
         "model": run.meta.get("model"),
         "started": run.attempts[0].time if run.attempts else None,
@@ -167,13 +168,13 @@ def head(
             {"name": one.name, "kind": one.kind, "shape": one.shape, "part": one.part, "frozen": one.name in still}
             for one in layers
         ],
-        "quantities": [_quantity(run, name, about, counts[name]) for name, about in known.items()],
+        "quantities": [_quantity(run, name, at) for name, at in where.items()],
         "scalars": shown,
         "events": [asdict(one) for one in events[left_out:]],
         "events_left_out": left_out,
         "schedule": _schedule(run),
         "diagnosis": {
-            "headline": found.headline(),
+            "headline": replace(found, run=called).headline(),
             "decided": found.decided,
             "missing": found.missing,
             "findings": [asdict(one) for one in found],
@@ -181,7 +182,7 @@ def head(
         "predicted": _predicted(run),
         "options": options,
         "meta": meta,
-        "recorded": _recorded(run, known, counts),
+        "recorded": _recorded(run, counts),
         "notes": list(_notes(counts, scalars, left_out, bins)),
     })  # fmt: skip
 
@@ -226,9 +227,10 @@ def _sparkline(run: Run) -> list[float]:
     return _rounded(means, 4)
 
 
-def _quantity(run: Run, name: str, about: QuantityInfo, count: int) -> Json:
+def _quantity(run: Run, name: str, where: Steps) -> Json:
+    about = run.quantities[name]
     look = look_of(name, about)
-    values = run.series(name, steps=_some(run.where(name), _SAMPLE))
+    values = run.series(name, steps=_some(where, _SAMPLE))
     return {
         "name": name,
         "label": look.label,
@@ -237,7 +239,7 @@ def _quantity(run: Run, name: str, about: QuantityInfo, count: int) -> Json:
         "scale": settle(look, values).scale,
         "noisy": look.noisy,
         "group": group_of(name),
-        "count": count,
+        "count": len(where),
     }
 
 
@@ -247,8 +249,6 @@ def group_of(quantity: str) -> str:
     >>> group_of("update_norm"), group_of("gradient_norm"), group_of("kappa_f_p50"), group_of("sharpness")
     ('norms', 'gradients', 'conditioning', 'other')
     """
-    if quantity in _GROUP_OF_NORMS:
-        return _GROUP_OF_NORMS[quantity]
     return next(group for group, names in GROUPS.items() if any(fnmatchcase(quantity, one) for one in names.split()))
 
 
@@ -276,7 +276,8 @@ def _schedule(run: Run) -> list[Json]:
     steps = run.where("lr") if "lr" in run.quantities else run.steps[:0]
     if len(steps) < 2:
         return []
-    rates, sizes = np.unique(run.series("lr", steps=steps), axis=1, return_counts=True)  # groups of layers
+    groups = Counter(column.tobytes() for column in run.series("lr", steps=steps).T)  # of layers that share a schedule
+    rates, sizes = np.stack([np.frombuffer(one, np.float32) for one in groups], axis=1), np.array([*groups.values()])
     before, after = rates[:-1], rates[1:]
     with np.errstate(invalid="ignore", divide="ignore"):
         moved = np.abs(after - before) > _SAME * np.abs(before)
@@ -291,13 +292,13 @@ def _schedule(run: Run) -> list[Json]:
         some = moved[i]
         if end - i < 2:
             changes = [*range(i + 1, end + 1), *changes]  # each by itself
-            by, groups = factors[i][some], int(some.sum())
+            by, count = factors[i][some], int(some.sum())
             text = (
                 f"× {_told(by)}"
                 if np.isfinite(by).all()
                 else f"from {_told(before[i][some])} to {_told(after[i][some])}"
             )
-            text += f" ({groups} groups of layers)" if groups > 1 else ""
+            text += f" ({count} groups of layers)" if count > 1 else ""
             at = steps[i + 1]
         else:
             verb, ends = "rises" if up[i] > 0 else "falls", (_told(before[i][some]), _told(after[end][some]))
@@ -331,35 +332,35 @@ class _Thinned:
 def _predicted(run: Run) -> Json:
     """Return what theory expects of some layers, by the quantity that it is to be compared with."""
     thinned = _Thinned(run)
-    if not len(thinned.steps) or "lr" not in run.quantities:
+    if not len(thinned.steps) or not {"lr", "weight_norm"} <= run.quantities.keys():
         return {}
+    tried = _some(np.arange(len(run.layers)), 4 * _PREDICTED)
     try:
-        found = predictions(thinned)
-    except GyroscopeError:  # it holds no weight norms
+        found = dict(zip(tried.tolist(), predictions(thinned, [run.layers[i] for i in tried]), strict=True))
+    except (DynamicsError, MonitorError):  # numbers that theory does not cover
         return {}
     points = _some(np.arange(len(thinned.steps)), _POINTS)
-    at = thinned.steps[points].tolist()
-    adam = any(one.kind == "adamw" for one in found)
+    ends = points[[0, -1]]
     curves = {
-        "effective_lr": ([one.law[points] for one in found], "fitted decay law"),
-        "effective_lr_measured": ([one.effective_lr[points] for one in found], "η/‖w‖², predicted"),
-        "rate_per_step": (
-            [np.full(len(points), one.equilibrium_rate) if one.equilibrium_rate > 0 else [nan] for one in found],
-            "predicted equilibrium",
+        "effective_lr": ("fitted decay law", points, {i: one.law[points] for i, one in found.items()}),
+        "effective_lr_measured": (
+            "η/‖w‖², predicted", points, {i: one.effective_lr[points] for i, one in found.items()},
         ),
-    }
-    if adam:  # its steps do not follow η/‖w‖²
+        "rate_per_step": (
+            "predicted equilibrium", ends, {i: np.full(2, one.equilibrium_rate or nan) for i, one in found.items()},
+        ),
+    }  # fmt: skip
+    if any(one.kind == "adamw" for one in found.values()):  # its steps do not follow η/‖w‖²
         del curves["effective_lr_measured"]
     shown = {}
-    for quantity, (values, label) in curves.items():
-        known = [i for i, one in enumerate(values) if np.isfinite(one).any()]
-        if quantity in run.quantities and known:
-            chosen = _some(np.array(known), _PREDICTED).tolist()
-            constant = quantity == "rate_per_step"
+    for quantity, (label, at, values) in curves.items():
+        known = np.array([i for i, one in values.items() if np.isfinite(one).any()], dtype=np.int64)
+        if quantity in run.quantities and len(known):
+            layers = _some(known, _PREDICTED).tolist()
             shown[quantity] = {
-                "steps": at[:: len(at) - 1] if constant and len(at) > 1 else at,
-                "layers": chosen,
-                "values": [_rounded(values[i][:2] if constant else values[i], 4) for i in chosen],
+                "steps": thinned.steps[at],
+                "layers": layers,
+                "values": [_rounded(values[i], 4) for i in layers],
                 "label": label,
             }
     return shown
@@ -388,10 +389,10 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield f"{before}{key}", one
 
 
-def _recorded(run: Run, known: Mapping[str, QuantityInfo], counts: Mapping[str, int]) -> str:
+def _recorded(run: Run, counts: Mapping[str, int]) -> str:
     """Return what was recorded and how often, in a sentence."""
     steps, layers = run.steps, len(run.layers)
-    of = f"{len(known):,} {'quantity' if len(known) == 1 else 'quantities'} of {_counted(layers, 'layer')}"
+    of = f"{len(counts):,} {'quantity' if len(counts) == 1 else 'quantities'} of {_counted(layers, 'layer')}"
     if not len(steps):
         return f"Nothing has been measured yet; the run has {_counted(layers, 'layer')}."
     said = f"{of} at {_counted(len(steps), 'step')}"
@@ -400,7 +401,7 @@ def _recorded(run: Run, known: Mapping[str, QuantityInfo], counts: Mapping[str, 
         gap = int(np.median(np.diff(steps)))
         same = bool((np.diff(steps) == gap).all())
         said += f", {'' if same else 'mostly '}every {'step' if gap == 1 else f'{gap:,} steps'}"
-    seldom = [count for count in counts.values() if 0 < count < len(steps) / 2]
+    seldom = [count for count in counts.values() if count < len(steps) / 2]
     if seldom:
         said += f"; {len(seldom):,} of them on sampled steps only ({_counted(max(seldom), 'step')})"
     return f"{said}."
@@ -428,12 +429,12 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _listed(facts: Any, name: str) -> list[Any]:
+def _listed(facts: Any, name: str) -> list[str]:
     named = facts.get(name) if isinstance(facts, Mapping) else None
-    return named if isinstance(named, list) else []
+    return [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
 
 
-def _end(steps: npt.NDArray[np.int64], which: int) -> int | None:
+def _end(steps: Steps, which: int) -> int | None:
     return int(steps[which]) if len(steps) else None
 
 
