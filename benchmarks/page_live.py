@@ -222,7 +222,7 @@ def shares(folder: Path, seconds: float, begun: int) -> dict[str, Any]:
                     share = asyncio.run(followed(clients, seconds, lambda p=process: Share(p)))
             key = f"{name}, {'ten runs are written' if busy else 'at rest'}"
             found[key] = {**share, "start": start, "writer": told, "reads": sum(one.reads for one in clients)}
-            print(f"{key}: {100 * share['server']:.1f} % of a core (machine {100 * share['machine']:.0f} %)", flush=True)
+            print(f"{key}: {100 * share['server']:.1f} % of a core (all: {100 * share['machine']:.0f} %)", flush=True)
     return found
 
 

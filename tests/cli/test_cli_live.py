@@ -142,7 +142,8 @@ def test_without_its_libraries_the_extra_is_named(tmp_path, monkeypatch, library
     monkeypatch.setitem(sys.modules, library, None)
     assert refused(str(tmp_path)) == (
         1,
-        "gyroscope: The live page needs starlette and uvicorn, which are not installed: pip install 'gyroscope[live]'\n",
+        "gyroscope: The live page needs starlette and uvicorn, which are not installed: "
+        "pip install 'gyroscope[live]'\n",
     )
     with pytest.raises(MissingExtraError):
         import gyroscope.page.server  # noqa: F401

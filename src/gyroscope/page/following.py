@@ -31,7 +31,7 @@ _PATIENCE = 0.7
 #: Seconds between two searches for new runs, and the least ratio of that time to the time that a search takes.
 _SEARCH, _SEARCH_SHARE = 1.0, 50
 #: Seconds between two diagnoses of a run, and the least ratio of the time between any two to the time that one takes.
-_DIAGNOSE, _DIAGNOSE_SHARE = 4.0, 20
+_DIAGNOSE, _DIAGNOSE_SHARE = 4.0, 40
 #: Seconds for which a file may still change without a new time: clocks of file systems are coarse.
 _COARSE = 0.05
 #: Seconds after which what nobody asks for any more is forgotten, and bytes that are kept for a run.
