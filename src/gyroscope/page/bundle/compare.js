@@ -1,223 +1,169 @@
 // Several runs: options that differ, rotation against accuracy, side by side, and the difference of two.
 
-// Ranks from 1, ties get the mean of their places.
+// Ranks from 1; ties get the mean of their places.
 function ranks(values) {
-  const order = values.map((v, i) => [v, i]).sort((a, b) => a[0] - b[0]);
-  const out = Array(values.length);
-  for (let i = 0, j; i < order.length; i = j) {
-    for (j = i; j < order.length && order[j][0] === order[i][0]; j++);
-    for (let k = i; k < j; k++) out[order[k][1]] = (i + j + 1) / 2;
-  }
-  return out;
+	const sorted = [...values].sort((a, b) => a - b);
+	return values.map((v) => (sorted.indexOf(v) + sorted.lastIndexOf(v)) / 2 + 1);
 }
 
 // Spearman's rank correlation; NaN if one side is constant.
 function rankCorrelation(x, y) {
-  const [a, b] = [ranks(x), ranks(y)];
-  const middle = (a.length + 1) / 2;
-  let [ab, aa, bb] = [0, 0, 0];
-  a.forEach((_, i) => {
-    ab += (a[i] - middle) * (b[i] - middle);
-    aa += (a[i] - middle) ** 2;
-    bb += (b[i] - middle) ** 2;
-  });
-  return ab / Math.sqrt(aa * bb);
+	const [a, b] = [ranks(x), ranks(y)].map((list) => list.map((r) => r - (list.length + 1) / 2));
+	const dot = (p, q) => p.reduce((sum, v, i) => sum + v * q[i], 0);
+	return dot(a, b) / Math.sqrt(dot(a, a) * dot(b, b));
 }
 
-// The accuracies that runs share, the one on unseen data first.
+// The accuracies of runs, those on unseen data first.
 function accuracyNames(runs) {
-  const names = [...new Set(runs.flatMap((run) => Object.keys(run.accuracies ?? {})))];
-  const place = (name) => [/test/i, /val|eval/i, /./].findIndex((rule) => rule.test(name));
-  return names.sort((a, b) => place(a) - place(b));
+	const place = (name) => [/test/i, /val/i, /./].findIndex((rule) => rule.test(name));
+	return [...new Set(runs.flatMap((run) => Object.keys(run.accuracies ?? {})))].sort((a, b) => place(a) - place(b));
 }
 
-function scatterPanel(runs, metric, setMetric, open) {
-  const names = accuracyNames(runs);
-  const chosen = names.includes(metric) ? metric : names[0];
-  const points = runs.filter((run) => run.rotation && run.accuracies?.[chosen] != null).map((run) => ({ run, x: run.rotation[1], y: run.accuracies[chosen] }));
-  if (points.length < 3) return null;
-  const correlation = rankCorrelation(points.map((p) => p.x), points.map((p) => p.y));
-  const [width, height, left, bottom] = [520, 300, 56, 40];
-  const most = niceAbove(Math.max(...points.map((p) => p.x)));
-  const [worst, best] = [Math.min(...points.map((p) => p.y)), Math.max(...points.map((p) => p.y))];
-  const margin = Math.max((best - worst) * 0.12, 0.002);
-  const [low, high] = [worst - margin, best + margin];
-  const xOf = (v) => left + (v / most) * (width - left - 16);
-  const yOf = (v) => height - bottom - ((v - low) / (high - low)) * (height - bottom - 12);
-  const text = (x, y, words, more = {}) => svg("text", { x, y, ...more }, document.createTextNode(words));
-  const image = svg("svg", { class: "scatter", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Mean final rotation against ${clean(chosen)} accuracy of ${points.length} runs, rank correlation ${number(correlation, 2)}` });
-  for (const v of ticks(0, most, 5)) image.append(svg("line", { x1: xOf(v), x2: xOf(v), y1: 12, y2: height - bottom, class: "grid" }), text(xOf(v), height - bottom + 16, number(v, 3), { "text-anchor": "middle" }));
-  for (const v of ticks(low, high, 5)) image.append(svg("line", { x1: left, x2: width - 16, y1: yOf(v), y2: yOf(v), class: "grid" }), text(left - 6, yOf(v) + 4, `${number(100 * v, 3)} %`, { "text-anchor": "end" }));
-  image.append(text((left + width) / 2, height - 6, "mean final rotation", { "text-anchor": "middle" }));
-  const taken = [];
-  for (const { run, x, y } of [...points].sort((a, b) => b.y - a.y)) {
-    const [cx, cy] = [xOf(x), yOf(y)];
-    const name = shorten(clean(run.name), 22);
-    const end = cx > width - 130;
-    const box = [end ? cx - 8 - name.length * 6 : cx + 8, cy - 7, name.length * 6, 14];
-    const link = svg("a", { href: `#run=${encodeURIComponent(run.id)}`, "aria-label": `${clean(run.name)}: rotation ${number(x, 3)}, ${percent(y)}` }, svg("title", {}, document.createTextNode(`${clean(run.name)}: rotation ${number(x, 3)}, ${percent(y)}`)), svg("circle", { cx, cy, r: 5 }));
-    if (!taken.some((b) => box[0] < b[0] + b[2] && b[0] < box[0] + box[2] && box[1] < b[1] + b[3] && b[1] < box[1] + box[3])) {
-      taken.push(box);
-      link.append(text(cx + (end ? -8 : 8), cy + 4, name, { "text-anchor": end ? "end" : "start" }));
-    }
-    image.append(link);
-  }
-  const says = Number.isNaN(correlation) ? "The runs do not differ on one of the axes, so there is no rank correlation." : `Rank correlation over ${points.length} runs: ${correlation >= 0 ? "+" : "−"}${Math.abs(correlation).toFixed(2)}.`;
-  return el("section", { class: "panel", "aria-labelledby": "scatter-title" },
-    el("div", { class: "row head" }, el("h2", { id: "scatter-title", text: "Rotation against accuracy" }), names.length > 1 ? select("Accuracy", names.map((name) => ({ value: name, text: clean(name) })), chosen, setMetric) : null, explain("scatter")),
-    el("p", { class: "says", text: says }), image);
+const runLink = (run) => h("a", { href: `#run=${encodeURIComponent(run.id)}` }, clean(run.name));
+
+// Final mean rotation against accuracy; null with fewer than three runs that have both.
+function scatterPanel(runs, metric, setMetric) {
+	const names = accuracyNames(runs);
+	const chosen = names.includes(metric) ? metric : names[0];
+	const points = runs.filter((run) => run.rotation && run.accuracies?.[chosen] != null).map((run) => ({ run, x: run.rotation[1], y: run.accuracies[chosen] }));
+	if (points.length < 3) return null;
+	const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
+	const rank = rankCorrelation(xs, ys);
+	const [width, height, left, bottom] = [Math.max(280, Math.min(680, innerWidth - 60)), 300, 56, 258];
+	const margin = Math.max((Math.max(...ys) - Math.min(...ys)) * 0.12, 0.002);
+	const [most, low, high] = [niceAbove(Math.max(...xs)), Math.min(...ys) - margin, Math.max(...ys) + margin];
+	const xOf = (v) => left + (v / most) * (width - left - 20);
+	const yOf = (v) => bottom - ((v - low) / (high - low)) * (bottom - 12);
+	const text = (x, y, anchor, words) => svg("text", { x, y, "text-anchor": anchor }, words);
+	const line = (x1, y1, x2, y2) => svg("line", { x1, y1, x2, y2, class: "grid" });
+	const image = svg("svg", { class: "scatter", viewBox: `0 0 ${width} ${height}`, width, role: "group", "aria-label": `Mean final rotation against ${clean(chosen)} accuracy of ${points.length} runs` },
+		...ticks(0, most, width / 110).flatMap((v) => [line(xOf(v), 12, xOf(v), bottom), text(xOf(v), bottom + 16, "middle", number(v, 3))]),
+		...ticks(low, high, 5).flatMap((v) => [line(left, yOf(v), width - 20, yOf(v)), text(left - 6, yOf(v) + 4, "end", `${number(100 * v, 3)} %`)]),
+		text((left + width) / 2, height - 6, "middle", "mean final rotation"));
+	const taken = points.map(({ x, y }) => ({ y: yOf(y), start: xOf(x) - 6, end: xOf(x) + 6 }));
+	for (const { run, x, y } of points) {
+		const name = shorten(clean(run.name), 24);
+		const label = `${clean(run.name)}: rotation ${number(x, 3)}, ${percent(y)}`;
+		const link = svg("a", { href: `#run=${encodeURIComponent(run.id)}`, "aria-label": label }, svg("title", {}, label), svg("circle", { cx: xOf(x), cy: yOf(y), r: 5 }));
+		// The name goes to the right or to the left of its point; where both are taken, the point says it when asked.
+		const room = name.length * 6.2;
+		const side = [xOf(x) + 9, xOf(x) - 9 - room].find((start) => start > left && start + room < width && !taken.some((one) => Math.abs(one.y - yOf(y)) < 13 && start < one.end && one.start < start + room));
+		if (side != null) link.append(text(side > xOf(x) ? side : xOf(x) - 9, yOf(y) + 4, side > xOf(x) ? "start" : "end", name));
+		if (side != null) taken.push({ y: yOf(y), start: side, end: side + room });
+		image.append(link);
+	}
+	return panel("scatter", "Rotation against accuracy", names.length > 1 && h("div.tools", select("Accuracy", names.map((name) => [name, `${clean(name)} accuracy`]), chosen, setMetric)),
+		h("p.says", rank === rank ? `Rank correlation over ${points.length} runs: ${rank < 0 ? "−" : "+"}${Math.abs(rank).toFixed(2)}` : "The runs do not differ on one of the axes, so there is no rank correlation."), image);
 }
-
-const sameValue = (a, b) => JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
-
-// Names of options that are not the same in all runs.
-const differing = (runs) => [...new Set(runs.flatMap((run) => Object.keys(run.options ?? {})))].filter((key) => runs.some((run) => !sameValue(run.options?.[key], runs[0].options?.[key])));
 
 function optionsPanel(runs) {
-  const keys = differing(runs);
-  const metrics = accuracyNames(runs);
-  const rows = runs.map((run) => el("tr", {}, el("th", { scope: "row" }, el("a", { href: `#run=${encodeURIComponent(run.id)}`, text: clean(run.name) })), ...keys.map((key) => el("td", { text: evidenceText(run.options?.[key]) })), el("td", { class: "number", text: run.rotation ? number(run.rotation[1], 3) : "–" }), el("td", { class: "number", text: run.loss == null ? "–" : number(run.loss, 3) }), ...metrics.map((name) => el("td", { class: "number", text: percent(run.accuracies?.[name]) }))));
-  return el("section", { class: "panel", "aria-labelledby": "options-title" }, el("div", { class: "row head" }, el("h2", { id: "options-title", text: "What differs" }), explain("options")),
-    keys.length ? null : el("p", { class: "muted", text: "The recorded hyperparameters are the same in these runs." }),
-    el("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Hyperparameters that differ" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "run" }), ...keys.map((key) => el("th", { scope: "col", text: clean(key) })), ...["rotation", "loss", ...metrics.map((name) => clean(name))].map((name) => el("th", { scope: "col", class: "number", text: name })))), el("tbody", {}, rows))));
+	const keys = [...new Set(runs.flatMap((run) => Object.keys(run.options ?? {})))].filter((key) => runs.some((run) => !same(run.options?.[key], runs[0].options?.[key])));
+	const metrics = accuracyNames(runs);
+	return panel("options", "What differs", !keys.length && h("p.muted", "The recorded hyperparameters are the same in these runs."),
+		h("div.scroll-x", { tabindex: 0, role: "region", "aria-label": "Hyperparameters that differ" }, h("table", h("thead", h("tr", ["run", ...keys].map((name) => h("th", { scope: "col" }, clean(name))), ["rotation", "loss", ...metrics].map((name) => h("th.number", { scope: "col" }, clean(name))))),
+			h("tbody", runs.map((run) => h("tr", h("th", { scope: "row" }, runLink(run)), keys.map((key) => h("td", said(run.options?.[key]))), [run.rotation ? number(run.rotation[1], 3) : "–", run.loss == null ? "–" : number(run.loss, 3), ...metrics.map((name) => percent(run.accuracies?.[name]))].map((words) => h("td.number", words))))))));
 }
 
-// Difference of two frames over the layers that both have; on a logarithmic scale, log10 of the ratio.
+// Second frame minus first, over pairs of layers; on a logarithmic scale, log10 of the ratio.
 function differenceFrame(one, two, pairs, log) {
-  const { bins, first, last } = one;
-  const mean = new Float32Array(pairs.length * bins).fill(NaN);
-  const places = centers(one).map((step) => binAt(two, step));
-  pairs.forEach(([a, b], i) => {
-    for (let t = 0; t < bins; t++) {
-      if (places[t] < 0) continue;
-      const [x, y] = [one.mean[a * bins + t], two.mean[b * two.bins + places[t]]];
-      mean[i * bins + t] = log ? (x > 0 && y > 0 ? Math.log10(y / x) : NaN) : y - x;
-    }
-  });
-  return { layers: pairs.length, bins, first, last, exact: true, mean, min: mean, max: mean };
+	const { bins } = one;
+	const mean = new Float32Array(pairs.length * bins).fill(NaN);
+	one.centers.forEach((step, t) => {
+		const other = binAt(two, step);
+		if (other >= 0) pairs.forEach(([a, b], i) => {
+			const [x, y] = [one.mean[a * bins + t], two.mean[b * two.bins + other]];
+			mean[i * bins + t] = !log ? y - x : x > 0 && y > 0 ? Math.log10(y / x) : NaN;
+		});
+	});
+	return { ...one, layers: pairs.length, mean, min: mean, max: mean };
 }
 
-// Layers that two runs share, as pairs of their places.
-function commonLayers(one, two) {
-  const places = new Map(two.layers.map((layer, i) => [layer.name, i]));
-  return one.layers.map((layer, i) => [i, places.get(layer.name)]).filter(([, place]) => place != null);
+// A small heatmap of a frame and what it shows.
+function smallHeat(frame, layers, scale, window, label, large) {
+	const heat = createHeatmap();
+	if (large) heat.node.classList.add("large");
+	heat.node.setAttribute("aria-label", label);
+	const data = { frame, rows: rowsOf(layers.length, [], new Set()), names: layers.map((layer) => layer.name), scale, window, span: [0, Math.max(1, layers.length)], empty: "no values" };
+	return { ...heat, draw: () => heat.show(data) };
 }
-
-const smallData = (frame, names, scale, full, info) => {
-  const rows = rowsOf(frame.layers, [], new Set());
-  return { frame, rows, names, short: names, scale, window: full, full, span: [0, Math.max(rows.length, 1)], selected: new Set(), folded: new Set(), hidden: new Set(), groups: [], severities: new Map(), markers: [], unit: info.unit === "1" ? "" : info.unit };
-};
 
 function createCompare(app, runs) {
-  const models = runs.map((run) => createModel(app.source, run.id));
-  const node = el("div", { class: "page" });
-  let heats = [];
-  let charts = [];
+	const models = runs.map((run) => createModel(app.source, run.id));
+	const node = h("div.page");
+	let drawn = []; // charts and heatmaps
 
-  async function fill() {
-    const readable = [];
-    const errors = [];
-    for (const [i, model] of models.entries()) {
-      try {
-        if (!model.head) await model.open();
-        readable.push(i);
-      } catch (error) {
-        errors.push(`${clean(runs[i].name)}: ${error.message}`);
-      }
-    }
-    const sound = readable.map((i) => models[i]);
-    const heads = sound.map((model) => model.head);
-    const infos = new Map(heads.flatMap((head) => head.quantities).map((info) => [info.name, info]));
-    const everywhere = (name) => heads.every((head) => head.quantities.some((info) => info.name === name));
-    const names = [...infos.keys()].sort((a, b) => everywhere(b) - everywhere(a));
-    const q = names.includes(app.state.q) ? app.state.q : names.includes("rotation") ? "rotation" : names[0];
-    const info = infos.get(q);
-    const frames = [];
-    for (const model of sound) {
-      if (!model.head.quantities.some((one) => one.name === q)) frames.push(null);
-      else try {
-        frames.push(await model.load(q));
-      } catch (error) {
-        errors.push(`${clean(model.head.name)}: ${error.message}`);
-        frames.push(null);
-      }
-    }
-    const kind = app.state.scale ?? (info ? usualScale(info) : "linear");
-    const some = frames.filter(Boolean);
-    const scale = makeScale(kind, info?.scale ?? "linear", some.map((frame) => frame.mean));
-    const ends = some.filter((frame) => frame.bins).flatMap((frame) => [edgesOf(frame)[0], edgesOf(frame)[frame.bins]]);
-    const full = ends.length ? [Math.min(...ends), Math.max(...ends)] : [0, 1];
-    charts.forEach((chart) => chart.destroy());
-    [heats, charts] = [[], []];
-    const tools = el("div", { class: "tools" }, names.length ? select("Quantity", names.map((name) => ({ value: name, text: labelOf(infos.get(name)) })), q, (name) => app.set({ q: name })) : null, select("Color scale", ["linear", "log", "quantile"].map((value) => ({ value, text: value })), scale.kind, (value) => app.set({ scale: value })), legendOf(scale, info ? labelOf(info) : ""));
-    const side = el("div", { class: "side" });
-    sound.forEach((model, i) => {
-      if (!frames[i]) return side.append(el("figure", {}, el("figcaption", { text: clean(model.head.name) }), el("p", { class: "muted", text: `This run does not hold ${info ? labelOf(info) : "quantities"}.` })));
-      const heat = createHeatmap({}, { small: true });
-      heat.node.setAttribute("aria-label", `${clean(model.head.name)}: ${describeQuantity(info, frames[i], model.head)}`);
-      heats.push([heat, () => smallData(frames[i], model.head.layers.map((layer) => layer.name), scale, full, info)]);
-      side.append(el("figure", {}, el("figcaption", {}, el("a", { href: `#run=${encodeURIComponent(model.id)}`, text: clean(model.head.name) }), el("span", { class: "muted", text: ` ${plural(model.head.layers.length, "layer")}` })), heat.node));
-    });
-    const differ = heads.some((head) => !sameValue(head.layers.map((layer) => layer.name), heads[0]?.layers.map((layer) => layer.name)));
-    node.replaceChildren(
-      el("section", { class: "run-head" }, el("h1", { text: `${plural(runs.length, "run")} compared` }), el("p", { class: "facts-line" }, runs.map((run) => el("span", { class: "tag" }, clean(run.name), runs.length > 2 ? button("×", `Remove ${clean(run.name)} from the comparison`, () => app.set({ compare: app.state.compare.filter((id) => id !== run.id) }, true), { class: "plain" }) : null)))),
-      ...errors.map((text) => el("p", { class: "panel error", text })),
-      optionsPanel(runs),
-      ...[scatterPanel(runs, app.state.metric, (metric) => app.set({ metric }), null)].filter(Boolean),
-      el("section", { class: "panel", "aria-labelledby": "side-title" }, el("div", { class: "row head" }, el("h2", { id: "side-title", text: "Side by side" }), explain("compare")), differ ? el("p", { class: "muted", text: "These runs have different layers: compare the pattern from the first layer (top) to the last (bottom), not row by row." }) : null, tools, side),
-      meansPanel(sound, frames, info, full),
-      ...(sound.length > 1 ? [differencePanel(sound, frames, info)] : []),
-    );
-    draw();
-    if (info) node.querySelector("#side-title").dataset.ready = q;
-  }
+	async function update() {
+		const errors = [];
+		const attempt = (model, act) => act().catch((error) => void errors.push(`${clean(runs[models.indexOf(model)].name)}: ${error.message}`));
+		for (const model of models) if (!model.head) await attempt(model, model.open);
+		const sound = models.filter((model) => model.head);
+		const infos = new Map(sound.flatMap((model) => model.head.quantities).map((info) => [info.name, info]));
+		const q = [app.state.q, "rotation", ...infos.keys()].find((name) => infos.has(name));
+		const info = infos.get(q) ?? { name: "quantities", scale: "linear" };
+		for (const model of sound) model.frame = model.head.quantities.some((one) => one.name === q) ? await attempt(model, () => model.load(q)) : null;
+		const frames = sound.map((model) => model.frame).filter((frame) => frame?.bins);
+		const scale = makeScale(app.state.scale ?? usualScale(info), info.scale, frames.map((frame) => frame.mean));
+		const ends = frames.flatMap((frame) => [frame.edges[0], frame.edges[frame.bins]]);
+		const full = ends.length ? [Math.min(...ends), Math.max(...ends)] : [0, 1];
+		drawn = [];
+		const layers = sound.map((model) => model.head.layers.map((layer) => layer.name));
+		const side = sound.map((model) => {
+			const heat = model.frame && smallHeat(model.frame, model.head.layers, scale, full, `${clean(model.head.name)}: ${describe(info, model.frame, model.head)}`);
+			if (heat) drawn.push(heat);
+			return h("figure", h("figcaption", runLink(model.head), h("span.muted", ` ${plural(model.head.layers.length, "layer")}`)), heat?.node ?? h("p.muted", `This run does not hold ${labelOf(info)}.`));
+		});
+		node.replaceChildren(...[
+			h("section.run-head", h("h1", `${plural(runs.length, "run")} compared`), h("p.tools", runs.map((run) => h("span.tag", clean(run.name), runs.length > 2 && button("×", () => app.set({ compare: app.state.compare.filter((id) => id !== run.id) }, true), { label: `Remove ${clean(run.name)}`, kind: "plain" }))))),
+			...errors.map((text) => h("p.panel.error", text)),
+			optionsPanel(runs),
+			scatterPanel(runs, app.state.metric, (metric) => app.set({ metric })),
+			panel("compare", "Side by side", layers.some((names) => !same(names, layers[0])) && h("p", "These runs have different layers: compare the pattern from the first layer (top) to the last (bottom), not row by row."),
+				h("div.tools", infos.size > 0 && select("Quantity", [...infos.values()].map((one) => [one.name, labelOf(one)]), q, (name) => app.set({ q: name })), select("Color scale", ["linear", "log", "quantile"].map((kind) => [kind, kind]), scale.kind, (kind) => app.set({ scale: kind }))),
+				legendOf(scale, labelOf(info)), h("div.side", side)),
+			meansPanel(sound, info, full),
+			sound.length > 1 && differencePanel(sound, info),
+		].filter(Boolean));
+		for (const one of drawn) one.draw();
+	}
 
-  function meansPanel(sound, frames, info, full) {
-    const hues = CATEGORIES[themeName()];
-    const chartOn = { steps() {}, hover() {}, zoom() {} };
-    const charting = (title, list, look, log) => {
-      const { x, spreadOut } = joinSteps(list);
-      const lines = list.map((one, i) => ({ name: one.name, values: spreadOut(one.steps, known(one.values, log)), color: hues[i % hues.length], dash: i >= hues.length ? [6, 3] : undefined, width: 1.5 }));
-      const chart = createChart(chartOn);
-      charts.push(chart);
-      const keys = el("div", { class: "keys" }, lines.map((line) => {
-        const swatch = el("i");
-        swatch.style.background = line.color;
-        return el("span", {}, swatch, shorten(line.name, 30));
-      }));
-      heats.push([chart, () => ({ x, lines, look, log, window: full, height: 220, describe: `${title} of ${list.length} runs over steps` })]);
-      return el("figure", { class: "chart" }, el("figcaption", {}, el("h3", { text: title })), chart.node, keys);
-    };
-    const means = sound.map((model, i) => frames[i] && { name: clean(model.head.name), steps: centers(frames[i]), values: Array.from({ length: frames[i].bins }, (_, t) => gather(frames[i].mean, frames[i].bins, 0, frames[i].layers, t, "mean")) }).filter(Boolean);
-    const losses = sound.map((model) => [model, model.head.scalars.find((one) => one.name === "loss") ?? model.head.scalars.find((one) => /loss/i.test(one.name))]).filter(([, one]) => one).map(([model, one]) => ({ name: clean(model.head.name), steps: one.steps, values: one.values }));
-    return el("section", { class: "panel", "aria-labelledby": "means-title" }, el("h2", { id: "means-title", text: "Over time" }), el("div", { class: "charts" }, info && means.length ? charting(`${labelOf(info)}, mean over layers`, means, info.scale, info.scale === "log") : null, losses.length ? charting("loss", losses, "linear", losses.every((one) => one.values.every((v) => v == null || v > 0))) : null));
-  }
+	function lineFigure(title, lines, look, log, window) {
+		const hues = CATEGORIES[theme()];
+		lines.forEach((line, i) => Object.assign(line, { values: finite(line.values, log), color: hues[i % hues.length], dash: i < hues.length ? undefined : [6, 3], width: 1.5 }));
+		const keys = lineKeys(lines);
+		const chart = createChart();
+		const data = { ...joined(lines), look, log, window, describe: `${title} of ${plural(lines.length, "run")} over steps` };
+		drawn.push({ ...chart, draw: () => chart.show(data) });
+		return lines.length > 0 && h("figure.chart", h("figcaption", h("h3", title)), chart.node, h("div.keys", keys));
+	}
 
-  function differencePanel(sound, frames, info) {
-    const place = (id, otherwise) => { const i = sound.findIndex((model) => model.id === id); return i < 0 ? otherwise : i; };
-    const [a, b] = [place(app.state.pair[0], 0), place(app.state.pair[1], 1)];
-    const choose = (which, value) => select(which ? "Second run" : "First run", sound.map((model) => ({ value: model.id, text: clean(model.head.name) })), sound[value].id, (id) => app.set({ pair: which ? [sound[a].id, id] : [id, sound[b].id] }));
-    const pairs = commonLayers(sound[a].head, sound[b].head);
-    const [one, two] = [sound[a].head.layers.length, sound[b].head.layers.length];
-    const says = [];
-    if (pairs.length < Math.max(one, two)) says.push(pairs.length ? `The layers differ: ${plural(one, "layer")} and ${plural(two, "layer")}, of which ${plural(pairs.length, "name")} in common. The difference is over those.` : `The layers differ: no name of the ${plural(one, "layer")} of the first run is among the ${plural(two, "layer")} of the second. Compare them side by side, by depth, or by their means.`);
-    const body = [];
-    if (a === b) says.push("Choose two different runs.");
-    else if (!frames[a] || !frames[b]) says.push(`One of the two runs does not hold ${info ? labelOf(info) : "quantities"}.`);
-    else if (pairs.length) {
-      const log = info.scale === "log";
-      const frame = differenceFrame(frames[a], frames[b], pairs, log);
-      const scale = makeScale("linear", "signed", [frame.mean]);
-      const heat = createHeatmap({}, { small: true });
-      heat.node.classList.add("large");
-      const label = log ? `log₁₀ of the ratio of ${labelOf(info)}` : `difference of ${labelOf(info)}`;
-      heat.node.setAttribute("aria-label", `${label}: second run compared with the first, ${plural(pairs.length, "layer")}`);
-      heats.push([heat, () => smallData(frame, pairs.map(([i]) => sound[a].head.layers[i].name), scale, frame.bins ? [edgesOf(frame)[0], edgesOf(frame)[frame.bins]] : [0, 1], { unit: "1" })]);
-      body.push(legendOf(scale, label), el("p", { class: "muted", text: `${label[0].toUpperCase()}${label.slice(1)}, second run compared with the first.` }), heat.node);
-    }
-    return el("section", { class: "panel", "aria-labelledby": "difference-title" }, el("div", { class: "row head" }, el("h2", { id: "difference-title", text: "Difference of two runs" }), explain("difference")), el("div", { class: "tools" }, choose(0, a), el("span", { text: "→" }), choose(1, b)), ...says.map((text) => el("p", { text })), ...body);
-  }
+	function meansPanel(sound, info, full) {
+		const name = (model) => clean(model.head.name);
+		const means = sound.filter((model) => model.frame).map((model) => ({ name: name(model), steps: model.frame.centers, values: model.frame.centers.map((_, t) => gather(model.frame.mean, model.frame.bins, 0, model.frame.layers, t)) }));
+		const losses = sound.flatMap((model) => (scalarCharts(model.head.scalars).get("loss") ?? []).slice(0, 1).map((one) => ({ name: name(model), steps: one.steps, values: one.values })));
+		return h("section.panel", h("h2", "Over time"), h("div.charts", lineFigure(`${labelOf(info)}, mean over layers`, means, info.scale, info.scale === "log", full), lineFigure("loss", losses, "linear", true, full)));
+	}
 
-  const draw = () => { for (const [one, data] of heats) one.show(data()); };
-  return { node, ready: fill, update: fill, resize: () => heats.forEach(([one]) => one.resize()), destroy: () => charts.forEach((chart) => chart.destroy()), redraw: fill, changed: async () => {} };
+	function differencePanel(sound, info) {
+		const [a, b] = [0, 1].map((i) => sound.find((model) => model.id === app.state.pair[i]) ?? sound[i]);
+		const choose = (label, one, pair) => select(label, sound.map((model) => [model.id, clean(model.head.name)]), one.id, (id) => app.set({ pair: pair(id) }));
+		const places = new Map(b.head.layers.map((layer, i) => [layer.name, i]));
+		const pairs = a.head.layers.map((layer, i) => [i, places.get(layer.name)]).filter(([, place]) => place != null);
+		const [one, two] = [a, b].map((model) => model.head.layers.length);
+		const body = [];
+		if (pairs.length < Math.max(one, two)) body.push(h("p", `The layers differ: ${plural(one, "layer")} and ${plural(two, "layer")}, ${pairs.length ? `of which ${plural(pairs.length, "name")} in common. The difference is over those.` : "and no name in common. Compare them side by side, or by their means."}`));
+		if (a === b) body.push(h("p", "Choose two different runs."));
+		else if (!a.frame?.bins || !b.frame?.bins) body.push(h("p", `One of the two runs does not hold ${labelOf(info)}.`));
+		else if (pairs.length) {
+			const log = info.scale === "log";
+			const frame = differenceFrame(a.frame, b.frame, pairs, log);
+			const scale = makeScale("linear", "signed", [frame.mean]);
+			const label = `${log ? "log₁₀ of the ratio of" : "Difference of"} ${labelOf(info)}: second run compared with the first`;
+			const heat = smallHeat(frame, pairs.map(([i]) => a.head.layers[i]), scale, [frame.edges[0], frame.edges[frame.bins]], label, true);
+			drawn.push(heat);
+			body.push(legendOf(scale, label), h("p.muted", label), heat.node);
+		}
+		return panel("difference", "Difference of two runs", h("div.tools", choose("First run", a, (id) => [id, b.id]), "→", choose("Second run", b, (id) => [a.id, id])), body);
+	}
+
+	return { node, update, ready: async () => {}, shown: update, redraw: update, changed: async () => {}, resize: () => drawn.forEach((one) => one.resize()), destroy() {} };
 }

@@ -1,63 +1,46 @@
 // Findings of the diagnosis, and what was recorded.
 
-const SEVERITY = { serious: ["▲", "serious"], warning: ["◆", "warning"], note: ["●", "note"] };
-const severityOf = (text) => (Object.hasOwn(SEVERITY, text) ? text : "note");
+const SIGNS = { serious: "▲", warning: "◆", note: "●" };
+const severityOf = (text) => (Object.hasOwn(SIGNS, text) ? text : "note");
+const badge = (severity, count = "") => h(`span.badge.${severityOf(severity)}`, h("span", { "aria-hidden": "true" }, `${SIGNS[severityOf(severity)]} `), `${count} ${severityOf(severity)}`.trim());
 
-function badge(severity, count) {
-  const [sign, word] = SEVERITY[severityOf(severity)];
-  return el("span", { class: `badge ${severityOf(severity)}` }, el("span", { "aria-hidden": "true", text: sign }), ` ${count == null ? word : `${count} ${word}`}`);
-}
-
-// A link into the documents, if it is one: only http, https and relative addresses.
+// The address of a document, if it is one that can be followed safely.
 function documentLink(base, link) {
-  if (!base || !link) return null;
-  try {
-    const address = new URL(link, new URL(base, location.href));
-    return /^https?:$/.test(address.protocol) ? address.href : null;
-  } catch {
-    return null;
-  }
+	if (!base || !link) return null;
+	try {
+		const address = new URL(link, new URL(base, location.href));
+		return /^https?:$/.test(address.protocol) ? address.href : null;
+	} catch {
+		return null;
+	}
 }
 
-const evidenceText = (value) => (typeof value === "number" ? number(value) : value == null ? "–" : Array.isArray(value) ? value.map(evidenceText).join(", ") : typeof value === "object" ? Object.entries(value).map(([key, one]) => `${clean(key)}: ${evidenceText(one)}`).join("; ") : clean(value));
-
-function factList(pairs) {
-  return el("dl", { class: "facts" }, pairs.map(([term, text]) => el("div", {}, el("dt", { text: clean(term) }), el("dd", { text }))));
+function said(value) {
+	if (typeof value === "number") return number(value);
+	if (value == null) return "–";
+	if (Array.isArray(value)) return value.map(said).join(", ");
+	return typeof value === "object" ? Object.entries(value).map(([key, one]) => `${clean(key)}: ${said(one)}`).join("; ") : clean(value);
 }
 
 // `go(finding)` selects its layers and goes to its step.
-function findingsPanel(head, docs, go, active) {
-  const { headline, decided, missing, findings } = head.diagnosis;
-  const cards = findings.map((finding, i) => {
-    const address = documentLink(docs, finding.link);
-    const facts = [plural(finding.layers.length, "layer"), finding.since == null ? "from the beginning" : `since step ${whole(finding.since)}`];
-    if (!finding.layers.length) facts[0] = "whole network";
-    const evidence = Object.entries(finding.evidence ?? {});
-    return el("li", { class: `finding ${severityOf(finding.severity)}${active === i ? " active" : ""}` },
-      el("div", { class: "row" }, badge(finding.severity), el("strong", { text: clean(finding.kind).replaceAll("_", " ") }), el("span", { class: "muted", text: facts.join(" · ") }), button("Show", `Show in the heatmap and the curves: ${clean(finding.sentence)}`, () => go(finding, i), { class: "small" })),
-      el("p", { text: clean(finding.sentence) }),
-      el("details", {}, el("summary", { text: finding.remedy ? "What to try, and the evidence" : "Evidence" }), finding.remedy ? el("p", { text: clean(finding.remedy) }) : null, evidence.length ? factList(evidence.map(([key, value]) => [key.replaceAll("_", " "), evidenceText(value)])) : null,
-        finding.layers.length ? el("p", { class: "muted", text: `Layers: ${finding.layers.slice(0, 12).map(clean).join(", ")}${finding.layers.length > 12 ? ` and ${finding.layers.length - 12} more` : ""}.` }) : null,
-        address ? el("p", {}, el("a", { href: address, target: "_blank", rel: "noopener noreferrer", text: "About this finding" })) : null));
-  });
-  return [
-    el("p", { class: findings.some((one) => one.severity !== "note") ? "" : "muted", text: clean(headline) }),
-    cards.length ? el("ul", { class: "findings" }, cards) : null,
-    decided && !missing.length ? null : el("ul", { class: "muted" }, missing.map((text) => el("li", { text: clean(text) }))),
-  ].filter(Boolean);
+function findingsList({ diagnosis: { headline, missing, findings } }, docs, go, active) {
+	const cards = findings.map((finding) => {
+		const { kind, severity, layers, since, sentence, evidence = {}, remedy, link } = finding;
+		const address = documentLink(docs, link);
+		return h(`li.finding.${severityOf(severity)}`, { class: `finding ${severityOf(severity)} ${active === finding.sentence ? "active" : ""}` },
+			h("div.row", badge(severity), h("strong", clean(kind).replaceAll("_", " ")), h("span.muted", `${layers.length ? plural(layers.length, "layer") : "whole network"} · ${since == null ? "from the beginning" : `since step ${whole(since)}`}`), button("Show", () => go(finding), { label: `Show in the heatmap and the curves: ${clean(sentence)}`, kind: "small" })),
+			h("p", clean(sentence)),
+			h("details", h("summary", remedy ? "What to try, and the evidence" : "Evidence"), remedy && h("p", clean(remedy)), facts(Object.entries(evidence).map(([key, value]) => [key.replaceAll("_", " "), said(value)])),
+				layers.length > 0 && h("p.muted", `Layers: ${layers.slice(0, 12).map(clean).join(", ")}${layers.length > 12 ? ` and ${layers.length - 12} more` : ""}.`),
+				address && h("a", { href: address, target: "_blank", rel: "noopener noreferrer" }, "About this finding")));
+	});
+	return [h("p", clean(headline)), cards.length > 0 && h("ul.findings", cards), missing.length > 0 && h("ul.muted", missing.map((text) => h("li", clean(text))))].filter(Boolean);
 }
 
-function recordedPanel(head) {
-  const when = (seconds) => (seconds == null ? "–" : new Date(seconds * 1000).toLocaleString());
-  const attempts = head.attempts ?? [];
-  const lists = [["Hyperparameters", head.options], ["About the run", head.meta]].filter(([, map]) => map && Object.keys(map).length);
-  return [
-    el("p", { text: clean(head.recorded) }),
-    ...(head.notes ?? []).map((text) => el("p", { class: "muted", text: clean(text) })),
-    ...lists.map(([title, map]) => el("details", {}, el("summary", { text: title }), factList(Object.entries(map).map(([key, value]) => [key, evidenceText(value)])))),
-    el("details", {}, el("summary", { text: `Times and events (${(head.events ?? []).length + (head.events_left_out ?? 0)})` }),
-      factList([["started", when(head.started)], ["ended", when(head.ended)], ...(attempts.length > 1 ? attempts.map((one, i) => [`attempt ${i + 1}`, `from step ${whole(one.start_step)}, ${when(one.time)}`]) : [])]),
-      el("ul", { class: "events" }, (head.events ?? []).slice(0, 200).map((event) => el("li", {}, el("span", { class: "muted", text: `step ${whole(event.step)} · ${clean(event.kind)} ` }), clean(event.text)))),
-      head.events_left_out ? el("p", { class: "muted", text: `${plural(head.events_left_out, "event")} left out.` }) : null),
-  ];
+function recordedList({ recorded, notes, options, meta, attempts, events, events_left_out: left, started, ended }) {
+	const when = (seconds) => (seconds == null ? "–" : new Date(seconds * 1000).toLocaleString());
+	const list = (title, map) => Object.keys(map ?? {}).length > 0 && h("details", h("summary", title), facts(Object.entries(map).map(([key, value]) => [key, said(value)])));
+	return [h("p", clean(recorded)), ...notes.map((text) => h("p.muted", clean(text))), list("Hyperparameters", options), list("About the run", meta),
+		h("details", h("summary", `Times and ${plural(events.length + left, "event")}`), facts([["started", when(started)], ["ended", when(ended)], ...(attempts.length > 1 ? attempts.map((one, i) => [`attempt ${i + 1}`, `from step ${whole(one.start_step)}, ${when(one.time)}`]) : [])]),
+			h("ul.events", events.slice(-200).map((event) => h("li", h("span.muted", `step ${whole(event.step)} · ${clean(event.kind)} `), clean(event.text)))), left > 0 && h("p.muted", `${plural(left, "earlier event")} left out.`))].filter(Boolean);
 }

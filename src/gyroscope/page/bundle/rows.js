@@ -1,85 +1,59 @@
-// Rows of the heatmap: layers, grouped by the dots in their names. A group is a stretch of neighboring layers with the
-// same beginning of their names; folded, it is one row.
+// Rows of the heatmap: layers, grouped by the dots in their names. A group is a stretch of neighboring layers whose names
+// begin alike; folded, it is one row.
 
-// Return the outermost groups: {from, to, name, depth, children}, layers from `from` up to, not including, `to`.
+// Return all groups {from, to, name, depth}, outer ones before inner ones; `to` is the layer after the last.
 function groupLayers(names) {
-  const parts = names.map((name) => name.split("."));
-  function within(from, to, dots, depth) {
-    const groups = [];
-    for (let a = from; a < to; ) {
-      let b = a + 1;
-      const named = parts[a].length > dots + 1;
-      while (named && b < to && parts[b].length > dots + 1 && parts[b][dots] === parts[a][dots]) b++;
-      if (b - a === to - from) return dots < 12 ? within(from, to, dots + 1, depth) : [];
-      if (b - a > 1) groups.push({ from: a, to: b, depth, name: parts[a].slice(0, dots + 1).join("."), children: within(a, b, dots + 1, depth + 1) });
-      a = b;
-    }
-    return groups;
-  }
-  return names.length > 1 ? within(0, names.length, 0, 0) : [];
+	const parts = names.map((name) => name.split("."));
+	const groups = [];
+	function within(from, to, dots, depth) {
+		for (let a = from, b; a < to; a = b) {
+			for (b = a + 1; b < to && parts[a].length > dots + 1 && parts[b].length > dots + 1 && parts[b][dots] === parts[a][dots]; b++);
+			const all = b - a === to - from;
+			if (b === a + 1 || dots > 12) continue;
+			if (!all) groups.push({ from: a, to: b, depth, key: `${a}-${b}`, name: clean(parts[a].slice(0, dots + 1).join(".")) });
+			within(a, b, dots + 1, depth + !all);
+		}
+	}
+	within(0, names.length, 0, 0);
+	return groups;
 }
 
-const groupKey = (group) => `${group.from}-${group.to}`;
-
-function everyGroup(groups, found = []) {
-  for (const group of groups) {
-    found.push(group);
-    everyGroup(group.children, found);
-  }
-  return found;
-}
-
-// Return the rows {from, to, group}, where `group` is null for a layer on its own.
+// Return the rows {from, to, group}; `group` is null for a layer on its own.
 function rowsOf(layers, groups, folded) {
-  const rows = [];
-  const plain = (from, to) => {
-    for (let l = from; l < to; l++) rows.push({ from: l, to: l + 1, group: null });
-  };
-  function walk(from, to, inside) {
-    let at = from;
-    for (const group of inside) {
-      plain(at, group.from);
-      if (folded.has(groupKey(group))) rows.push({ from: group.from, to: group.to, group });
-      else walk(group.from, group.to, group.children);
-      at = group.to;
-    }
-    plain(at, to);
-  }
-  walk(0, layers, groups);
-  return rows;
+	const starts = new Map(groups.filter((one) => folded.has(one.key)).reverse().map((one) => [one.from, one]));
+	const rows = [];
+	for (let l = 0; l < layers; l = rows.at(-1).to) {
+		const group = starts.get(l) ?? null;
+		rows.push({ from: l, to: group?.to ?? l + 1, group });
+	}
+	return rows;
 }
 
-// Values of rows from values of layers: [rows × bins]. The mean over a folded row's layers, their smallest or largest.
-function rowValues(frame, rows, which = "mean") {
-  const { bins } = frame;
-  if (rows.length === frame.layers) return frame[which];
-  const source = frame[which];
-  const out = new Float32Array(rows.length * bins);
-  rows.forEach(({ from, to }, r) => {
-    if (to === from + 1) return out.set(source.subarray(from * bins, to * bins), r * bins);
-    for (let t = 0; t < bins; t++) out[r * bins + t] = gather(source, bins, from, to, t, which);
-  });
-  return out;
+// Mean over some layers at a bin, or their smallest or largest value; what is unknown is left out.
+function gather(values, bins, from, to, t, which = "mean") {
+	let [sum, known, least, most] = [0, 0, Infinity, -Infinity];
+	for (let l = from, i = from * bins + t; l < to; l++, i += bins) {
+		const v = values[i];
+		if (v !== v) continue;
+		known++;
+		sum += v;
+		if (v < least) least = v;
+		if (v > most) most = v;
+	}
+	return known ? (which === "mean" ? sum / known : which === "min" ? least : most) : NaN;
 }
 
-function gather(values, bins, from, to, t, which) {
-  let result = which === "mean" ? 0 : which === "min" ? Infinity : -Infinity;
-  let known = 0;
-  for (let l = from; l < to; l++) {
-    const v = values[l * bins + t];
-    if (v !== v) continue;
-    known++;
-    if (which === "mean") result += v;
-    else if (which === "min" ? v < result : v > result) result = v;
-  }
-  return known ? (which === "mean" ? result / known : result) : NaN;
+// Values [rows × bins].
+function rowValues({ mean, bins, layers }, rows) {
+	if (rows.length === layers) return mean;
+	const out = new Float32Array(rows.length * bins);
+	rows.forEach(({ from, to }, r) => { for (let t = 0; t < bins; t++) out[r * bins + t] = gather(mean, bins, from, to, t); });
+	return out;
 }
 
-// Names without an ending that all share (".weight"), cleaned.
+// Names without an ending that all share, such as ".weight".
 function shortNames(names) {
-  const ending = names.length > 1 ? /\.[^.]+$/.exec(names[0])?.[0] : null;
-  const shared = ending && names.every((name) => name.endsWith(ending) && name.length > ending.length);
-  return names.map((name) => clean(shared ? name.slice(0, -ending.length) : name));
+	const ending = names.length > 1 ? /\.[^.]+$/.exec(names[0])?.[0] : null;
+	const shared = ending && names.every((name) => name.endsWith(ending));
+	return names.map((name) => clean(shared ? name.slice(0, -ending.length) : name));
 }
-
-const rowName = (row, names) => (row.group ? `${clean(row.group.name)} (mean over ${row.to - row.from} layers)` : clean(names[row.from]));
