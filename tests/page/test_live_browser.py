@@ -79,6 +79,13 @@ def shows(page, layer, step):
     return shown["mean"]
 
 
+def asks_for_detail(page, run):
+    with page.expect_response(lambda answer: answer.url.endswith("/sample")) as answered:
+        page.get_by_role("button", name="in detail").click()
+    assert answered.value.status == 204
+    assert (run / "sample").read_text() == "20\n"
+
+
 def test_the_page_follows_a_training(page, ask, folder):
     training = Training(folder / "first").proceed(3)
     page.goto(ask.server.address)
@@ -150,16 +157,14 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_reported(browser, ask, folde
         page.goto(f"{ask.server.address}#run=gone")
         shows(page, "block1.weight", 1)
         shutil.rmtree(folder / "gone")
-        page.locator("#banner").get_by_text("was deleted").wait_for()
+        page.locator("#banner").get_by_text("deleted").wait_for()
         assert page.locator("h1").is_visible()
 
 
 def test_the_button_asks_the_training_for_detail(page, ask, folder):
     training = Training(folder / "asked").proceed(2)
     page.goto(f"{ask.server.address}#run=asked")
-    page.get_by_role("button", name="Measure the next 20 steps in detail").click()
-    page.get_by_text("Asked for.").wait_for()
-    assert (folder / "asked" / "sample").read_text() == "20\n"
+    asks_for_detail(page, folder / "asked")
     training.end()
 
 
@@ -188,8 +193,7 @@ def test_the_page_works_behind_a_proxy_with_a_prefix(page, ask, folder):
         assert page.context.cookies()[0]["path"] == Proxy.prefix
         training.proceed()
         shows(page, "block1.weight", 2)
-        page.get_by_role("button", name="Measure the next 20 steps in detail").click()
-        page.get_by_text("Asked for.").wait_for()
+        asks_for_detail(page, folder / "proxied")
         page.goto("about:blank")
     training.end()
 
