@@ -84,11 +84,12 @@ class Live:
     Args:
         runs: the runs.
         access: who may ask.
+        title: the heading of the page.
     """
 
-    def __init__(self, runs: Following, access: Access) -> None:
+    def __init__(self, runs: Following, access: Access, title: str) -> None:
         self.runs, self.access = runs, access
-        about = {"mode": "live", "version": gyroscope.__version__, "title": "Gyroscope"}
+        about = {"mode": "live", "version": gyroscope.__version__, "title": title}
         self._document = "".join(document({**about, "made": None, "runs": [], "docs": ""}, policy=False)).encode()
         self._policy = policy_of(connect="'self'") + "; frame-ancestors 'self'"
         self._packed: dict[int, tuple[bytes, bytes]] = {}
@@ -134,7 +135,11 @@ class Live:
             # A relative address: the prefix of a proxy stays.
             return Response(status_code=303, headers={"Location": "./", "Set-Cookie": self.access.set_cookie})
         if not (self.access.has_cookie(request.headers.get("cookie", "")) or self.access.is_token(token)):
-            raise RefusedError(403, "Open the page with the whole address that was printed when the server started.")
+            raise RefusedError(
+                403,
+                "Open the page with the whole address, token included, that was printed when the server started. A "
+                "server that was started again has a new one.",
+            )
         if request.method == "POST":
             return await self._post(request, path)
         if request.method not in ("GET", "HEAD"):
@@ -402,8 +407,9 @@ class Server:
             names |= allowed_hosts([socket.gethostname()])
         self.access = Access(host.lower(), self.port, names)
         self.address = self.access.address
-        self.runs = Following(list(folders))
-        self._application = Live(self.runs, self.access)
+        places = list(folders)
+        self.runs = Following(places)
+        self._application = Live(self.runs, self.access, title=places[0].name)
         config = uvicorn.Config(
             self._application, access_log=False, lifespan="off", log_config=None, log_level="critical",
             proxy_headers=False, server_header=False, timeout_graceful_shutdown=1, ws="none",
