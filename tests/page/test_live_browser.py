@@ -70,13 +70,18 @@ SHOWN = """async ([layer, step]) => {
 }"""
 
 
-def shows(page, layer, step):
-    """The rotation that the page shows, once it shows one for this step."""
+def waited(page, holds):
+    """What `holds` returns, once that is true."""
     end = time.monotonic() + 20
-    while (shown := page.evaluate(SHOWN, [layer, step])) is None:
+    while not (found := holds()):
         assert time.monotonic() < end, page.inner_text("body")[:500]
         page.wait_for_timeout(50)
-    return shown["mean"]
+    return found
+
+
+def shows(page, layer, step):
+    """The rotation that the page shows, once it shows one for this step."""
+    return waited(page, lambda: page.evaluate(SHOWN, [layer, step]))["mean"]
 
 
 def asks_for_detail(page, run):
@@ -206,6 +211,37 @@ def test_where_events_do_not_come_through_the_page_asks(browser, ask, folder):
         shows(page, "block1.weight", 1)
         training.proceed()
         shows(page, "block1.weight", 2)
+    training.end()
+
+
+def test_behind_a_proxy_that_keeps_events_back_the_page_asks(page, ask, folder):
+    training = Training(folder / "kept").proceed(2)
+    with proxied(ask.server.port, whole=True) as port:
+        page.goto(f"http://127.0.0.1:{port}{Proxy.prefix}/?{ask.query}#run=kept")
+        shows(page, "block1.weight", 1)
+        training.proceed()
+        shows(page, "block1.weight", 2)
+        page.goto("about:blank")
+    training.end()
+
+
+def test_a_page_that_nobody_sees_holds_no_connection_and_catches_up_when_it_is_seen(page, ask, folder):
+    training = Training(folder / "hidden").proceed(2)
+    clients = ask.server._application._clients
+    others = set(clients)
+    page.goto(f"{ask.server.address}#run=hidden")
+    shows(page, "block1.weight", 1)
+    waited(page, lambda: clients - others)
+    hide = "hidden => { Object.defineProperty(document, 'hidden', { get: () => hidden, configurable: true });"
+    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(hide, True)
+    waited(page, lambda: not clients - others)
+    training.proceed()
+    page.evaluate(hide, False)
+    shows(page, "block1.weight", 2)
+    waited(page, lambda: clients - others)
+    training.proceed()
+    shows(page, "block1.weight", 3)
     training.end()
 
 

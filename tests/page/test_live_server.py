@@ -356,6 +356,7 @@ class Proxy(http.server.BaseHTTPRequestHandler):
 
     prefix = "/user/ada/proxy/8421"
     target = 0
+    whole = False  # keep an answer back until it is complete
 
     def do_GET(self):
         if not self.path.startswith(f"{self.prefix}/"):
@@ -367,6 +368,9 @@ class Proxy(http.server.BaseHTTPRequestHandler):
             self.command, self.path.removeprefix(self.prefix), self.rfile.read(length), dict(self.headers)
         )
         answer = connection.getresponse()
+        if self.whole and answer.headers.get("Content-Type", "").startswith("text/event-stream"):
+            with contextlib.suppress(OSError):
+                answer.read()
         self.send_response_only(answer.status)
         for name, value in answer.headers.items():
             if name.lower() not in ("transfer-encoding", "connection"):
@@ -387,8 +391,8 @@ class Proxy(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def proxied(port):
-    handler = type("Handler", (Proxy,), {"target": port})
+def proxied(port, **options):
+    handler = type("Handler", (Proxy,), {"target": port, **options})
     proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     proxy.daemon_threads = True
     thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
