@@ -21,7 +21,7 @@ function yLimits(low, high, look, log) {
 // `on` gets hover (a step), steps (a range, or null for all) and zoom (a factor, at a step).
 function createChart(on = {}) {
 	const [base, over] = [h("canvas", { "aria-hidden": "true" }), h("canvas", { "aria-hidden": "true" })];
-	const node = h("div.plot", { role: "img" }, base, over);
+	const node = h("div.plot", { role: "img", "aria-label": "Chart, not drawn yet" }, base, over);
 	const [paper, glass] = [base.getContext("2d", { alpha: false }), over.getContext("2d")];
 	let [data, g, cursor, near, drag] = [null, null, null, null, null];
 
@@ -142,6 +142,8 @@ function createChart(on = {}) {
 			if (line.points || x.length < 3) for (let i = g.from; i < g.to; i++) if (line.values[i] != null) paper.fillRect(xOf(x[i]) - 2, yOf(line.values[i]) - 2, 4, 4);
 		}
 		paper.restore();
+		paper.fillStyle = muted;
+		if (!(high >= low)) paper.fillText("no values", MARGIN.left + g.w / 2, MARGIN.top + g.h / 2);
 		point();
 	}
 

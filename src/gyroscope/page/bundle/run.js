@@ -221,7 +221,7 @@ function createRunPage(app, id) {
 			refill(legend, legendOf(memo.scale, one ? labelOf(one) : "nothing"));
 		}
 		const empty = !names.length ? "This run has no layers." : !one ? "No quantity was recorded." : trouble || (!model.head.steps.count ? "No step has been measured yet." : frame ? "This quantity has no values." : "Reading …");
-		heat.show({ frame: frame?.layers === names.length ? frame : null, empty, rows: layout.rows, names, short, scale: memo.scale, window: windowNow(), full, span: spanNow(), selected: state.layers, folded: state.fold, groups, severities, markers });
+		heat.show({ frame: frame?.layers === names.length && !memo.scale.empty ? frame : null, empty, rows: layout.rows, names, short, scale: memo.scale, window: windowNow(), full, span: spanNow(), selected: state.layers, folded: state.fold, groups, severities, markers });
 	}
 
 	async function loadHeat() {

@@ -17,6 +17,8 @@ function embeddedSource(config) {
 		return node.textContent;
 	}
 	async function run(id) {
+		const broken = config.runs.find((one) => one.id === id)?.error;
+		if (broken) throw new SourceError(broken);
 		if (!heads.has(id)) heads.set(id, JSON.parse(await text(`run-${id}`)));
 		return heads.get(id);
 	}
