@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gyroscope.cli import app
-from gyroscope.errors import MissingExtraError
+from gyroscope.errors import MissingExtraError, PageError
 from gyroscope.store.example import write_example
 
 runner = CliRunner()
@@ -133,6 +133,17 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     code, said = refused(str(tmp_path / "none"))
     assert code == 1
     assert f"{tmp_path / 'none'}, which is no folder" in said
+
+
+def test_a_folder_without_permission_is_named(tmp_path, monkeypatch):
+    from gyroscope.page import live
+
+    monkeypatch.setattr("os.access", lambda *_: False)  # the user who runs the tests may read everything
+    code, said = refused(str(tmp_path))
+    assert code == 2
+    assert "not readable" in said
+    with pytest.raises(PageError, match=rf"must be one that you may read, got {tmp_path}"):
+        live(tmp_path)
 
 
 @pytest.mark.parametrize("library", ["starlette", "uvicorn"])

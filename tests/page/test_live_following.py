@@ -168,6 +168,13 @@ def test_whatever_fails_while_a_run_is_shown_the_others_are_listed(tmp_path, run
     assert "ZeroDivisionError: odd" in shown["a"]["error"]
 
 
+def test_changes_are_told_while_someone_looks_at_a_slow_disk(tmp_path, runs):
+    Training(tmp_path / "a").end()
+    runs.look()
+    with runs._lock:
+        assert runs.since(0).runs == ["a"]
+
+
 def test_a_run_without_steps_is_shown(tmp_path, runs):
     training = Training(tmp_path / "empty")
     settle(runs)

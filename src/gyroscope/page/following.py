@@ -161,10 +161,10 @@ class Following:
             self.looked = time.monotonic()
 
     def since(self, number: int) -> Changes:
-        """Return what has changed after a number that was returned before."""
-        with self._lock:
-            runs = [entry.id for entry in self._entries.values() if entry.version > number]
-            return Changes(self.now, runs, self._listed > number)
+        """Return what has changed after a number that was returned before. Does not wait for anyone who looks."""
+        now = self.now  # first: what changes from here on has a larger number, and is told again
+        runs = [entry.id for entry in list(self._entries.values()) if entry.version > number]
+        return Changes(now, runs, self._listed > number)
 
     def summaries(self) -> bytes:
         """Return the list of runs as JSON; those that cannot be read in time are in the next list."""

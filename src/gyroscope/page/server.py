@@ -364,6 +364,8 @@ def live(
             f"`folder` must be a run or a folder with runs, got {top}, which is no folder. Try the one that was given "
             "to gyroscope.watch, or its parent."
         )
+    if not os.access(top, os.R_OK | os.X_OK):
+        raise PageError(f"`folder` must be one that you may read, got {top}. Check its permissions.")
     server = Server([top], host=host, port=port, allow_hosts=allow_hosts)
     if not is_loopback(host):
         say(
