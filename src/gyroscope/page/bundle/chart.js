@@ -109,14 +109,16 @@ function createChart(on = {}) {
 		const right = MARGIN.left + g.w;
 		const bottom = MARGIN.top + g.h;
 		paper.textAlign = "right";
-		for (const v of log ? logTicks(...limits, 6) : ticks(...limits, 5)) {
+		const marks = log ? logTicks(...limits, 6) : ticks(...limits, 5);
+		const texts = tickTexts(marks);
+		for (const [i, v] of marks.entries()) {
 			paper.fillStyle = grid;
 			paper.fillRect(MARGIN.left, Math.round(yOf(v)), g.w, 1);
 			paper.fillStyle = muted;
-			paper.fillText(number(v, 3), MARGIN.left - 6, yOf(v));
+			paper.fillText(texts[i], MARGIN.left - 6, yOf(v));
 		}
 		paper.textAlign = "center";
-		for (const step of ticks(a, b, Math.max(2, g.w / 110), 1)) {
+		for (const step of ticks(a, b, Math.max(2, g.w / 100), 1)) {
 			paper.fillStyle = grid;
 			paper.fillRect(Math.round(xOf(step)), MARGIN.top, 1, g.h + 4);
 			paper.fillStyle = muted;

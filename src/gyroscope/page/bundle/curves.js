@@ -50,7 +50,7 @@ function lineKeys(lines) {
 	return lines.map((line) => {
 		const swatch = h("i");
 		swatch.style.background = line.color;
-		return h("span", swatch, shorten(line.name, 40));
+		return h("span", swatch, shorten(line.short ?? line.name, 40));
 	});
 }
 
@@ -86,7 +86,7 @@ function scalarData(key, scalars, { log }) {
 	return { ...joined(lines), bands, log, look: key === "accuracy" ? "fraction" : "linear", describe: `Last values: ${last}.`, note: bands.length ? "thinned: mean, with smallest to largest shaded" : "", keys: lineKeys(keys) };
 }
 
-function quantityData(info, frame, head, { selected, window, log }) {
+function quantityData(info, frame, head, { selected, short, window, log }) {
 	const { layers, bins, edges } = frame;
 	log ??= info.scale === "log";
 	const chosen = [...selected].filter((l) => l < layers).sort((a, b) => a - b);
@@ -98,6 +98,7 @@ function quantityData(info, frame, head, { selected, window, log }) {
 	const hueOf = (layer) => (chosen.length && chosen.length <= 8 ? CATEGORIES[theme()][chosen.indexOf(layer)] : depthColor(layer, layers));
 	const lines = drawn.map((layer) => ({
 		name: clean(head.layers[layer]?.name),
+		short: short[layer],
 		values: finite(smooth > 1 ? movingMean(lineOf(frame, layer), smooth) : lineOf(frame, layer), log),
 		color: hueOf(layer),
 		width: chosen.length && chosen.length < 9 ? 2 : 1.25,
