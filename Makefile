@@ -20,7 +20,7 @@ QUICK  := \
         integrations/test_sink_choice.py \
         $(addprefix layers/test_, layer_order.py layer_parts.py) \
         $(addprefix monitor/test_, activations_counts.py quantities.py watch_numbers.py) \
-        $(addprefix page/test_, document.py frames.py) \
+        $(addprefix page/test_, document.py frames.py live_access.py) \
         $(addprefix store/test_, queue.py write_and_read.py) \
         $(addprefix theory/test_, invariance.py theory_decay.py) \
         $(addprefix vectors/test_, vectors_combine.py vectors_dots.py)) \

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gyroscope.cli import app
-from gyroscope.errors import MissingExtraError
+from gyroscope.errors import MissingExtraError, PageError
 from gyroscope.store.example import write_example
 
 runner = CliRunner()
@@ -135,14 +135,25 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     assert f"{tmp_path / 'none'}, which is no folder" in said
 
 
-@pytest.mark.parametrize("library", ["starlette", "uvicorn", "jinja2"])
+def test_a_folder_without_permission_is_named(tmp_path, monkeypatch):
+    from gyroscope.page import live
+
+    monkeypatch.setattr("os.access", lambda *_: False)  # the user who runs the tests may read everything
+    code, said = refused(str(tmp_path))
+    assert code == 2
+    assert "not readable" in said
+    with pytest.raises(PageError, match=rf"must be one that you may read, got {tmp_path}"):
+        live(tmp_path)
+
+
+@pytest.mark.parametrize("library", ["starlette", "uvicorn"])
 def test_without_its_libraries_the_extra_is_named(tmp_path, monkeypatch, library):
     for name in [name for name in sys.modules if name.startswith("gyroscope.page.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
     assert refused(str(tmp_path)) == (
         1,
-        "gyroscope: The live page needs starlette, uvicorn and jinja2, which are not installed: "
+        "gyroscope: The live page needs starlette and uvicorn, which are not installed: "
         "pip install 'gyroscope[live]'\n",
     )
     with pytest.raises(MissingExtraError):

@@ -96,7 +96,7 @@ class Asker:
     @contextmanager
     def events(self, path="/api/changes", **headers):
         """Yield a function that returns the next change."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)  # less than between comments
         sent = {"Host": self.host, "Cookie": self.cookie, "Accept": "text/event-stream"}
         connection.request("GET", path, headers=sent | headers)
         answer = connection.getresponse()

@@ -259,6 +259,14 @@ def test_changes_arrive_as_events(ask, place):
                 pass
 
 
+def test_a_change_that_someone_else_has_noticed_arrives_too(ask):
+    with ask.events() as following:
+        time.sleep(3 * module.TICK)
+        ask.server.runs._changed(ask.server.runs.entry("sweep/ended"))  # as when it was read for another client
+        while "sweep/ended" not in following()["runs"]:
+            pass
+
+
 def test_changes_since_a_number_are_told_to_whoever_polls(ask, place):
     now = ask.json("/api/changes?since=0")
     assert set(now["runs"]) == {"bad", "running", "sweep/ended"}
@@ -348,6 +356,7 @@ class Proxy(http.server.BaseHTTPRequestHandler):
 
     prefix = "/user/ada/proxy/8421"
     target = 0
+    whole = False  # keep an answer back until it is complete
 
     def do_GET(self):
         if not self.path.startswith(f"{self.prefix}/"):
@@ -359,6 +368,9 @@ class Proxy(http.server.BaseHTTPRequestHandler):
             self.command, self.path.removeprefix(self.prefix), self.rfile.read(length), dict(self.headers)
         )
         answer = connection.getresponse()
+        if self.whole and answer.headers.get("Content-Type", "").startswith("text/event-stream"):
+            with contextlib.suppress(OSError):
+                answer.read()
         self.send_response_only(answer.status)
         for name, value in answer.headers.items():
             if name.lower() not in ("transfer-encoding", "connection"):
@@ -379,8 +391,8 @@ class Proxy(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def proxied(port):
-    handler = type("Handler", (Proxy,), {"target": port})
+def proxied(port, **options):
+    handler = type("Handler", (Proxy,), {"target": port, **options})
     proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     proxy.daemon_threads = True
     thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))

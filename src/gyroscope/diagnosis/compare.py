@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, isnan, nan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -171,8 +171,9 @@ def _last(run: Run, scalar: str) -> float | None:
     """Return the last finite value of a logged number, or None."""
     if scalar not in run.scalars:
         return None
-    values = [float(value) for value in run.scalars[scalar].values if isfinite(value)]
-    return values[-1] if values else None
+    values = run.scalars[scalar].values
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else None
 
 
 def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:

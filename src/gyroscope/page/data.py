@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
-from itertools import chain, pairwise
+from itertools import chain
 from math import isfinite, nan
 from typing import Any
 
@@ -23,7 +23,7 @@ from gyroscope.diagnosis.diagnose import diagnose
 from gyroscope.diagnosis.finding import SEVERITIES, Diagnosis
 from gyroscope.diagnosis.predict import predictions
 from gyroscope.errors import DynamicsError, MonitorError
-from gyroscope.page.frames import BINS, edges_of
+from gyroscope.page.frames import BINS, edges_of, reduce
 from gyroscope.page.frames import frame as frame
 from gyroscope.store import LayerInfo, QuantityInfo, Run, Scalar
 from gyroscope.store.labels import look_of, settle
@@ -263,12 +263,9 @@ def _scalar(name: str, scalar: Scalar, bins: int | None) -> Json:
     if bins is None or len(steps) <= bins:
         return {"name": name, "steps": steps, "values": _rounded(values, 9), "thinned": False}
     edges = edges_of(len(steps), bins)
-    parts = [values[a:b][np.isfinite(values[a:b])] for a, b in pairwise(edges)]
-    thinned = {
-        key: _rounded([float(of(part)) if len(part) else nan for part in parts], 7)
-        for key, of in (("values", np.mean), ("min", np.min), ("max", np.max))
-    }
-    return {"name": name, "steps": steps[edges[1:] - 1], **thinned, "thinned": True}
+    thinned = zip(("values", "min", "max"), reduce(values, edges), strict=True)
+    curves = {key: _rounded(curve, 7) for key, curve in thinned}
+    return {"name": name, "steps": steps[edges[1:] - 1], **curves, "thinned": True}
 
 
 def _schedule(run: Run) -> list[Json]:

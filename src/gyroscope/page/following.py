@@ -31,7 +31,7 @@ _PATIENCE = 0.7
 #: Seconds between two searches for new runs, and the least ratio of that time to the time that a search takes.
 _SEARCH, _SEARCH_SHARE = 1.0, 50
 #: Seconds between two diagnoses of a run, and the least ratio of the time between any two to the time that one takes.
-_DIAGNOSE, _DIAGNOSE_SHARE = 4.0, 20
+_DIAGNOSE, _DIAGNOSE_SHARE = 4.0, 40
 #: Seconds for which a file may still change without a new time: clocks of file systems are coarse.
 _COARSE = 0.05
 #: Seconds after which what nobody asks for any more is forgotten, and bytes that are kept for a run.
@@ -109,13 +109,18 @@ class Following:
     Args:
         folders: where to look. Links that lead out of them are not followed.
 
+    Attributes:
+        now: the number of the last change.
+        looked: when all files were last looked at.
+
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_example(f"{folder}/sweep/first").close()
     ...     runs = Following([Path(folder)])
-    ...     runs.look(), runs.since(0).runs, json.loads(runs.summaries())[0]["steps"]
-    (True, ['sweep/first'], 40)
+    ...     runs.look()
+    ...     runs.since(0).runs, json.loads(runs.summaries())[0]["steps"]
+    (['sweep/first'], 40)
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -128,7 +133,7 @@ class Following:
         self.looked = -float("inf")
         # Numbers are milliseconds as long as there are no more changes than that: those of a server that is started
         # again are larger than those before, and the changes of the last seconds can be told.
-        self._now = self._listed = int(time.time() * 1000)
+        self.now = self._listed = int(time.time() * 1000)
         for folder in folders:
             self.add(folder)
 
@@ -138,10 +143,10 @@ class Following:
             self._roots[os.path.realpath(folder)] = folder
             self._search_at = 0.0
 
-    def look(self) -> bool:
-        """Look at the state of all files once; return True if anything has changed."""
+    def look(self) -> None:
+        """Look at the state of all files once."""
         with self._lock:
-            before, now = self._now, time.monotonic()
+            now = time.monotonic()
             if now >= self._search_at:
                 self._search()
                 self._search_at = time.monotonic() + max(_SEARCH, _SEARCH_SHARE * (time.monotonic() - now))
@@ -154,13 +159,12 @@ class Following:
                     finally:
                         entry.lock.release()
             self.looked = time.monotonic()
-            return self._now > before
 
     def since(self, number: int) -> Changes:
-        """Return what has changed after a number that was returned before."""
-        with self._lock:
-            runs = [entry.id for entry in self._entries.values() if entry.version > number]
-            return Changes(self._now, runs, self._listed > number)
+        """Return what has changed after a number that was returned before. Does not wait for anyone who looks."""
+        now = self.now  # first: what changes from here on has a larger number, and is told again
+        runs = [entry.id for entry in list(self._entries.values()) if entry.version > number]
+        return Changes(now, runs, self._listed > number)
 
     def summaries(self) -> bytes:
         """Return the list of runs as JSON; those that cannot be read in time are in the next list."""
@@ -232,18 +236,18 @@ class Following:
         request(entry.path, steps)
         return True
 
-    def diagnose_one(self) -> bool:
-        """Diagnose the run that needs it most, if it is time; return True if its findings have changed."""
+    def diagnose_one(self) -> None:
+        """Diagnose the run that needs it most, if it is time."""
         now = time.monotonic()
         if now < self._diagnose_at:
-            return False
+            return
         due = [
             entry for entry in list(self._entries.values())
             if entry.fault is None and entry.read >= 0 and entry.diagnosed < entry.version
             and entry.diagnosed_at < now - _DIAGNOSE
         ]  # fmt: skip
         if not due:
-            return False
+            return
         entry = max(due, key=lambda one: (one.asked, -one.diagnosed_at))
         before = entry.diagnosis
         try:
@@ -252,12 +256,12 @@ class Following:
         except Exception:  # reported with its summary
             entry.diagnosed, entry.diagnosed_at = entry.version, time.monotonic()
         self._diagnose_at = time.monotonic() + _DIAGNOSE_SHARE * (time.monotonic() - now)
-        if entry.diagnosis == before:
-            return False
-        diagnosed = entry.diagnosed
-        self._changed(entry)
-        entry.diagnosed = max(diagnosed, entry.version)
-        return True
+        if entry.diagnosis != before:
+            with self._lock:
+                same = entry.diagnosed == entry.version
+                entry.version = self._step()
+                if same:  # the findings are those of the run as it is now
+                    entry.diagnosed = entry.version
 
     def knows(self, id: str) -> bool:
         """Return True if a run is listed under this id, or has this path."""
@@ -269,6 +273,9 @@ class Following:
         Raises:
             UnknownRunError: no such run is listed.
         """
+        if not self.knows(id):
+            self._search_at = 0.0  # it may have begun a moment ago
+            self.look()
         found = self._entries.get(id) or self._entries.get(_id(id))
         if found is not None:
             return found
@@ -329,10 +336,10 @@ class Following:
             entry.version = self._step()
 
     def _step(self, *, listed: bool = False) -> int:
-        self._now = max(self._now + 1, int(time.time() * 1000))
+        self.now = max(self.now + 1, int(time.time() * 1000))
         if listed:
-            self._listed = self._now
-        return self._now
+            self._listed = self.now
+        return self.now
 
     def _changed(self, entry: Entry, *, listed: bool = False) -> None:
         with self._lock:

@@ -45,6 +45,7 @@ _PIECE = 1 << 21
 _CODES = 4095
 
 Codes = npt.NDArray[np.uint16]
+Floats = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,20 +125,29 @@ def binned(
     for a in range(0, count, together):
         b = min(a + together, count)
         values = run.series(quantity, steps=steps[edges[a] : edges[b]])
-        known = np.isfinite(values)
-        if not known.all():
-            values[~known] = np.nan
-        if exact:
-            planes[0][:, a:b] = values.T
-            continue
-        for i, (begin, end) in enumerate(zip(edges[a:b] - edges[a], edges[a + 1 : b + 1] - edges[a], strict=True), a):
-            part = values[begin:end]
-            planes[1][:, i], planes[2][:, i] = np.fmin.reduce(part), np.fmax.reduce(part)
-            with np.errstate(invalid="ignore"):
-                mean = np.nansum(part, axis=0, dtype=np.float64) / known[begin:end].sum(axis=0)
-            planes[0][:, i] = np.clip(mean, planes[1][:, i], planes[2][:, i])  # rounding may take it out by a digit
+        parts = (
+            (np.where(np.isfinite(values), values, np.nan),) if exact else reduce(values, edges[a : b + 1] - edges[a])
+        )
+        for plane, part in zip(planes, parts, strict=True):
+            plane[:, a:b] = part.T
     mean, least, most = planes * 3 if exact else planes
     return Binned(steps[edges[:-1]], steps[edges[1:] - 1], mean, least, most, exact)
+
+
+def reduce(values: Floats, edges: npt.NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
+    """Return the means, the minima and the maxima over the finite ones of `values` in each bin; NaN if there are none.
+
+    >>> mean, least, most = reduce(np.array([1.0, 3.0, np.nan, 5.0]), np.array([0, 2, 3, 4]))
+    >>> mean, least, most
+    (array([ 2., nan,  5.]), array([ 1., nan,  5.]), array([ 3., nan,  5.]))
+    """
+    known, begins = np.isfinite(values), edges[:-1]
+    finite = values if known.all() else np.where(known, values, np.nan).astype(values.dtype)
+    least, most = np.fmin.reduceat(finite, begins), np.fmax.reduceat(finite, begins)
+    total = np.add.reduceat(np.where(known, values, 0), begins, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        mean = total / np.add.reduceat(known, begins, dtype=np.int64)
+    return np.clip(mean, least, most), least, most  # rounding may take a mean out by a digit
 
 
 def edges_of(count: int, bins: int | None) -> npt.NDArray[np.int64]:

@@ -29,9 +29,9 @@ from gyroscope.base.markup import plain
 from gyroscope.errors import GyroscopeError, MissingExtraError, PageError
 from gyroscope.page.access import Access, allowed_hosts, is_loopback
 
-if any(find_spec(name) is None for name in ("starlette", "uvicorn", "jinja2")):
+if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
     raise MissingExtraError(
-        "The live page needs starlette, uvicorn and jinja2, which are not installed: pip install 'gyroscope[live]'"
+        "The live page needs starlette and uvicorn, which are not installed: pip install 'gyroscope[live]'"
     )
 
 import anyio.to_thread
@@ -84,16 +84,18 @@ class Live:
     Args:
         runs: the runs.
         access: who may ask.
+        title: the heading of the page.
     """
 
-    def __init__(self, runs: Following, access: Access) -> None:
+    def __init__(self, runs: Following, access: Access, title: str) -> None:
         self.runs, self.access = runs, access
-        about = {"mode": "live", "version": gyroscope.__version__, "title": "Gyroscope"}
+        about = {"mode": "live", "version": gyroscope.__version__, "title": title}
         self._document = "".join(document({**about, "made": None, "runs": [], "docs": ""}, policy=False)).encode()
         self._policy = policy_of(connect="'self'") + "; frame-ancestors 'self'"
         self._packed: dict[int, tuple[bytes, bytes]] = {}
         self._threads = anyio.CapacityLimiter(8)
         self._clients: set[asyncio.Event] = set()
+        self._announced = 0
         self._polled = -float("inf")
         self._follower: asyncio.Task[None] | None = None
         self._stopping = False
@@ -133,7 +135,11 @@ class Live:
             # A relative address: the prefix of a proxy stays.
             return Response(status_code=303, headers={"Location": "./", "Set-Cookie": self.access.set_cookie})
         if not (self.access.has_cookie(request.headers.get("cookie", "")) or self.access.is_token(token)):
-            raise RefusedError(403, "Open the page with the whole address that was printed when the server started.")
+            raise RefusedError(
+                403,
+                "Open the page with the whole address, token included, that was printed when the server started. A "
+                "server that was started again has a new one.",
+            )
         if request.method == "POST":
             return await self._post(request, path)
         if request.method not in ("GET", "HEAD"):
@@ -189,7 +195,7 @@ class Live:
             found = self.runs.since(since)
             return self._sent(request, _told(found), "application/json")
         last = request.headers.get("last-event-id", "")
-        since = int(last) if last.isdecimal() and len(last) < 19 else self.runs.since(0).now - _RECENT
+        since = int(last) if last.isdecimal() and len(last) < 19 else self.runs.now - _RECENT
         # Proxies that keep answers back until they are complete would keep this one forever.
         return StreamingResponse(
             self._events(since), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
@@ -223,11 +229,10 @@ class Live:
         while (self._clients or time.monotonic() < self._polled + _POLLS) and not self._stopping:
             used = time.process_time()
             try:
-                if await self._reading(self.runs.look):
-                    self._wake()
+                await self._reading(self.runs.look)
+                self._announce()
                 await asyncio.sleep(TICK)
-                if await self._reading(self.runs.diagnose_one):
-                    self._wake()
+                await self._reading(self.runs.diagnose_one)
             except Exception as error:  # the folder cannot be read now
                 _LOG.warning("The runs cannot be followed: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(SLOWEST)
@@ -235,6 +240,12 @@ class Live:
             wait = min(_SHARE * (time.process_time() - used), SLOWEST) - TICK
             if wait > 0:
                 await asyncio.sleep(wait)
+
+    def _announce(self) -> None:
+        """Wake everyone if anything has changed, whoever has noticed it."""
+        if self.runs.now > self._announced:
+            self._announced = self.runs.now
+            self._wake()
 
     def _wake(self) -> None:
         for news in self._clients:
@@ -353,6 +364,8 @@ def live(
             f"`folder` must be a run or a folder with runs, got {top}, which is no folder. Try the one that was given "
             "to gyroscope.watch, or its parent."
         )
+    if not os.access(top, os.R_OK | os.X_OK):
+        raise PageError(f"`folder` must be one that you may read, got {top}. Check its permissions.")
     server = Server([top], host=host, port=port, allow_hosts=allow_hosts)
     if not is_loopback(host):
         say(
@@ -396,8 +409,9 @@ class Server:
             names |= allowed_hosts([socket.gethostname()])
         self.access = Access(host.lower(), self.port, names)
         self.address = self.access.address
-        self.runs = Following(list(folders))
-        self._application = Live(self.runs, self.access)
+        places = list(folders)
+        self.runs = Following(places)
+        self._application = Live(self.runs, self.access, title=places[0].name)
         config = uvicorn.Config(
             self._application, access_log=False, lifespan="off", log_config=None, log_level="critical",
             proxy_headers=False, server_header=False, timeout_graceful_shutdown=1, ws="none",

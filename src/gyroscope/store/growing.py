@@ -82,6 +82,11 @@ class GrowingRun(Run):
         return self._found[name]
 
     @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers, in forward order."""
+        return super().layers
+
+    @cached_property
     def scalars(self) -> dict[str, Scalar]:
         """Numbers logged for the whole network, by name."""
         (_, _, self._logged) = self._ask(_COUNTS)[0]
@@ -127,7 +132,7 @@ class GrowingRun(Run):
     def _restart(self) -> None:
         """Forget everything, layers included: the run was opened, resumed or replaced."""
         super().refresh()
-        for name in ("layer_table", "scalars"):
+        for name in ("layers", "layer_table", "scalars"):
             self.__dict__.pop(name, None)
         self._found.clear()
         self._kept.clear()
@@ -183,8 +188,8 @@ class GrowingRun(Run):
             values = np.concatenate([old.values[:before], np.array(list(new.values()), dtype=np.float64)])
             if len(steps):
                 found[name] = Scalar(steps, values)
-        if added == logged - self._logged:
-            self._logged = logged
+        if added >= logged - self._logged:  # more, if something was written after it was counted
+            self._logged += added
             self.__dict__["scalars"] = found
         else:  # something was logged for an earlier step
             del self.__dict__["scalars"]

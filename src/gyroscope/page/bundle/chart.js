@@ -21,7 +21,7 @@ function yLimits(low, high, look, log) {
 // `on` gets hover (a step), steps (a range, or null for all) and zoom (a factor, at a step).
 function createChart(on = {}) {
 	const [base, over] = [h("canvas", { "aria-hidden": "true" }), h("canvas", { "aria-hidden": "true" })];
-	const node = h("div.plot", { role: "img" }, base, over);
+	const node = h("div.plot", { role: "img", "aria-label": "Chart, not drawn yet" }, base, over);
 	const [paper, glass] = [base.getContext("2d", { alpha: false }), over.getContext("2d")];
 	let [data, g, cursor, near, drag] = [null, null, null, null, null];
 
@@ -109,14 +109,16 @@ function createChart(on = {}) {
 		const right = MARGIN.left + g.w;
 		const bottom = MARGIN.top + g.h;
 		paper.textAlign = "right";
-		for (const v of log ? logTicks(...limits, 6) : ticks(...limits, 5)) {
+		const marks = log ? logTicks(...limits, 6) : ticks(...limits, 5);
+		const texts = tickTexts(marks);
+		for (const [i, v] of marks.entries()) {
 			paper.fillStyle = grid;
 			paper.fillRect(MARGIN.left, Math.round(yOf(v)), g.w, 1);
 			paper.fillStyle = muted;
-			paper.fillText(number(v, 3), MARGIN.left - 6, yOf(v));
+			paper.fillText(texts[i], MARGIN.left - 6, yOf(v));
 		}
 		paper.textAlign = "center";
-		for (const step of ticks(a, b, Math.max(2, g.w / 110), 1)) {
+		for (const step of ticks(a, b, Math.max(2, g.w / 100), 1)) {
 			paper.fillStyle = grid;
 			paper.fillRect(Math.round(xOf(step)), MARGIN.top, 1, g.h + 4);
 			paper.fillStyle = muted;
@@ -142,6 +144,8 @@ function createChart(on = {}) {
 			if (line.points || x.length < 3) for (let i = g.from; i < g.to; i++) if (line.values[i] != null) paper.fillRect(xOf(x[i]) - 2, yOf(line.values[i]) - 2, 4, 4);
 		}
 		paper.restore();
+		paper.fillStyle = muted;
+		if (!(high >= low)) paper.fillText("no values", MARGIN.left + g.w / 2, MARGIN.top + g.h / 2);
 		point();
 	}
 

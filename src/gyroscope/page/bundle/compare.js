@@ -42,7 +42,7 @@ function scatterPanel(runs, metric, setMetric) {
 		text((left + width) / 2, height - 6, "middle", "mean final rotation"));
 	const taken = points.map(({ x, y }) => ({ y: yOf(y), start: xOf(x) - 6, end: xOf(x) + 6 }));
 	for (const { run, x, y } of points) {
-		const name = shorten(clean(run.name), 24);
+		const name = shorten(clean(run.name), 34);
 		const label = `${clean(run.name)}: rotation ${number(x, 3)}, ${percent(y)}`;
 		const link = svg("a", { href: `#run=${encodeURIComponent(run.id)}`, "aria-label": label }, svg("title", {}, label), svg("circle", { cx: xOf(x), cy: yOf(y), r: 5 }));
 		// The name goes to the right or to the left of its point; where both are taken, the point says it when asked.

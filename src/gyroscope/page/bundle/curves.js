@@ -50,7 +50,7 @@ function lineKeys(lines) {
 	return lines.map((line) => {
 		const swatch = h("i");
 		swatch.style.background = line.color;
-		return h("span", swatch, shorten(line.name, 40));
+		return h("span", swatch, shorten(line.short ?? line.name, 40));
 	});
 }
 
@@ -86,7 +86,7 @@ function scalarData(key, scalars, { log }) {
 	return { ...joined(lines), bands, log, look: key === "accuracy" ? "fraction" : "linear", describe: `Last values: ${last}.`, note: bands.length ? "thinned: mean, with smallest to largest shaded" : "", keys: lineKeys(keys) };
 }
 
-function quantityData(info, frame, head, { selected, window, log }) {
+function quantityData(info, frame, head, { selected, short, window, log }) {
 	const { layers, bins, edges } = frame;
 	log ??= info.scale === "log";
 	const chosen = [...selected].filter((l) => l < layers).sort((a, b) => a - b);
@@ -94,10 +94,13 @@ function quantityData(info, frame, head, { selected, window, log }) {
 	const visible = Math.min(bins, (bins * (window[1] - window[0])) / (edges[bins] - edges[0] || 1));
 	const smooth = info.noisy && drawn.length > 8 ? 2 * Math.floor(visible / 120) + 1 : 1;
 	const predicted = head.predicted?.[info.name];
+	// A few chosen layers get colors that are easily told apart.
+	const hueOf = (layer) => (chosen.length && chosen.length <= 8 ? CATEGORIES[theme()][chosen.indexOf(layer)] : depthColor(layer, layers));
 	const lines = drawn.map((layer) => ({
 		name: clean(head.layers[layer]?.name),
+		short: short[layer],
 		values: finite(smooth > 1 ? movingMean(lineOf(frame, layer), smooth) : lineOf(frame, layer), log),
-		color: depthColor(layer, layers),
+		color: hueOf(layer),
 		width: chosen.length && chosen.length < 9 ? 2 : 1.25,
 		tell: (t) => binRows({ first: frame.first[t], last: frame.last[t], ...Object.fromEntries(["mean", "min", "max"].map((which) => [which, frame[which][layer * bins + t]])) }),
 	}));
@@ -108,7 +111,7 @@ function quantityData(info, frame, head, { selected, window, log }) {
 	if (lines.length > 10) keys[0].children[0].style.background = `linear-gradient(to right,${[0, 1, 2, 3, 4].map((u) => depthColor(u, 5))})`;
 	const known = predicted?.layers.filter((layer) => drawn.includes(layer)) ?? [];
 	for (const layer of known.filter((_, i) => i % Math.ceil(known.length / 6) === 0))
-		lines.push({ name: `${clean(head.layers[layer].name)}: ${clean(predicted.label)}`, values: finite(interpolate(predicted.steps, predicted.values[predicted.layers.indexOf(layer)], frame.centers), log), color: depthColor(layer, layers), dash: [5, 4], width: 1.75 });
+		lines.push({ name: `${clean(head.layers[layer].name)}: ${clean(predicted.label)}`, values: finite(interpolate(predicted.steps, predicted.values[predicted.layers.indexOf(layer)], frame.centers), log), color: hueOf(layer), dash: [5, 4], width: 1.75 });
 	if (known.length) notes.push(`dashed: ${clean(predicted.label)}${known.length > 6 ? " of some layers" : ""}`);
 	const bands = drawn.length < layers ? [[lines.length, color("shade")]] : [];
 	if (bands.length) for (const values of envelope(frame)) lines.push({ values: finite(values, log), color: "transparent", hidden: true });

@@ -96,6 +96,14 @@ function logTicks(low, high, count) {
 	return out.filter((x) => x >= low * 0.999 && x <= high * 1.001);
 }
 
+// Texts of ticks, with as many digits as it takes to tell them apart.
+function tickTexts(values) {
+	for (let digits = 3; ; digits++) {
+		const texts = values.map((v) => number(v, digits));
+		if (digits > 8 || new Set(texts).size === texts.length) return texts;
+	}
+}
+
 // A small line, with a band behind it if the smallest and largest values are given.
 function sparkline(values, { width = 96, height = 20, low, high, band, label = "course over time", log } = {}) {
 	const at = (v) => (v == null || v - v !== 0 || (log && v <= 0) ? NaN : log ? Math.log(v) : v);

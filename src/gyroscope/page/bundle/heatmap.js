@@ -67,7 +67,7 @@ function createHeatmap(on = null) {
 		const width = node.clientWidth;
 		const ratio = Math.min(devicePixelRatio, 2);
 		const longest = small ? 0 : d.short.reduce((most, name) => Math.max(most, name.length), 0);
-		const left = small ? 0 : Math.round(Math.min(longest * 5.9 + 56, Math.max(width * 0.18, 100)));
+		const left = small ? 0 : Math.round(Math.min(longest * 5.9 + 56, width * (width < 600 ? 0.36 : 0.18)));
 		const tall = small ? node.classList.contains("large") ? 200 : 96 : Math.max(280, Math.min(600, innerHeight * 0.62));
 		const height = small ? tall : Math.max(48, Math.min(d.rows.length * ROW, tall));
 		g = { width, left, top: small ? 0 : STRIP, w: width - left - (small ? 0 : 8), h: height, ratio, whole: height + AXIS + (small ? 0 : STRIP) };
@@ -166,7 +166,7 @@ function createHeatmap(on = null) {
 			paper.fillRect(g.left, g.top, g.w, g.h);
 			write(d.empty, g.left + g.w / 2, g.top + g.h / 2, ink.ink, "center");
 		}
-		for (const step of ticks(...d.window, Math.max(2, Math.floor(g.w / 110)), 1)) {
+		for (const step of ticks(...d.window, Math.max(2, g.w / 100), 1)) {
 			const x = xOf(step);
 			paper.fillStyle = ink.line;
 			paper.fillRect(Math.round(x), g.top + g.h, 1, 4);
@@ -205,10 +205,10 @@ function createHeatmap(on = null) {
 		const inner = g.left - 2 * BRACKET - 10;
 		const letters = Math.floor(inner / 5.9);
 		const label = (row, y) => {
-			const text = shorten(row.group ? `▸ ${row.group.name}` : d.short[row.from], letters - 2);
-			write(text, inner, y, isSelected(row) ? ink.accent : ink.ink, "right");
 			let severity;
 			for (let l = row.from; l < row.to; l++) severity ??= d.severities.get(l);
+			const text = shorten(row.group ? `▸ ${row.group.name}` : d.short[row.from], letters - (severity ? 2 : 0));
+			write(text, inner, y, isSelected(row) ? ink.accent : ink.ink, "right");
 			if (severity) write("●", inner - paper.measureText(text).width - 4, y, ink[severity], "right");
 		};
 		const inside = (y) => (every > 1 || !every ? Math.min(Math.max(y, g.top + 7), g.top + g.h - 7) : y);

@@ -173,7 +173,7 @@ function createRunPage(app, id) {
 	function fillHead() {
 		const { head } = model;
 		const run = app.runs.find((one) => one.id === id) ?? {};
-		const line = [head.model && clean(head.model), plural(head.layers.length, "layer"), head.steps.count ? `step ${whole(head.steps.last)}, ${whole(head.steps.count)} measured` : "no step measured yet", run.optimizer && clean(run.optimizer), run.loss != null && `loss ${number(run.loss)}`, ...Object.entries(run.accuracies ?? {}).map(([name, value]) => `${clean(name)} accuracy ${percent(value)}`)];
+		const line = [head.model && clean(head.model), plural(head.layers.length, "layer"), head.steps.count ? `${plural(head.steps.last, "step")}, ${whole(head.steps.count)} measured` : "no step measured yet", run.optimizer && clean(run.optimizer), run.loss != null && `loss ${number(run.loss)}`, ...Object.entries(run.accuracies ?? {}).map(([name, value]) => `${clean(name)} accuracy ${percent(value)}`)];
 		const answer = h("span.muted", { role: "status" });
 		const ask = () => app.source.sample(id, 20).then(() => (answer.textContent = "Asked for: the training measures its next 20 steps in detail."), (error) => (answer.textContent = error.message));
 		headBox.replaceChildren(h("section.run-head", h("h1", clean(head.name), " ", stateTag(head.state)), h("p.facts-line", line.filter(Boolean).map((text) => h("span", text))), app.source.sample && head.state === "running" && h("p.tools", button("Measure the next 20 steps in detail", ask), answer)));
@@ -221,7 +221,7 @@ function createRunPage(app, id) {
 			refill(legend, legendOf(memo.scale, one ? labelOf(one) : "nothing"));
 		}
 		const empty = !names.length ? "This run has no layers." : !one ? "No quantity was recorded." : trouble || (!model.head.steps.count ? "No step has been measured yet." : frame ? "This quantity has no values." : "Reading …");
-		heat.show({ frame: frame?.layers === names.length ? frame : null, empty, rows: layout.rows, names, short, scale: memo.scale, window: windowNow(), full, span: spanNow(), selected: state.layers, folded: state.fold, groups, severities, markers });
+		heat.show({ frame: frame?.layers === names.length && !memo.scale.empty ? frame : null, empty, rows: layout.rows, names, short, scale: memo.scale, window: windowNow(), full, span: spanNow(), selected: state.layers, folded: state.fold, groups, severities, markers });
 	}
 
 	async function loadHeat() {
@@ -250,7 +250,7 @@ function createRunPage(app, id) {
 	let soon = null;
 	function drawCurves(delay = 0) {
 		clearTimeout(soon);
-		soon = setTimeout(() => curves.show({ window: windowNow(), selected: state.layers, markers, shown: state.shown }), delay);
+		soon = setTimeout(() => curves.show({ window: windowNow(), selected: state.layers, short, markers, shown: state.shown }), delay);
 	}
 	const drawTable = () => table.show({ selected: state.layers, open: state.open, search: state.search, sort: state.sort, severities });
 

@@ -105,7 +105,9 @@ function makeScale(kind, look, arrays) {
 			const c = kind === "log" && v <= 0 ? 1 : 1.5 + (bend(v) - from) * factor;
 			return c < 1 ? 1 : c > 255 ? 255 : c;
 		};
-		scale.ticks = scale.empty ? [] : (kind === "log" ? logTicks(low, high, 6) : ticks(low, high, 5)).map((v) => [((bend(v) - from) * factor) / 254, number(v, 3)]);
+		const marks = scale.empty ? [] : kind === "log" ? logTicks(low, high, 6) : ticks(low, high, 5);
+		const texts = tickTexts(marks);
+		scale.ticks = marks.map((v, i) => [((bend(v) - from) * factor) / 254, texts[i]]);
 	}
 	scale.encode = (values) => {
 		const codes = new Uint8Array(values.length);

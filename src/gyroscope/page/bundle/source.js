@@ -17,6 +17,8 @@ function embeddedSource(config) {
 		return node.textContent;
 	}
 	async function run(id) {
+		const broken = config.runs.find((one) => one.id === id)?.error;
+		if (broken) throw new SourceError(broken);
 		if (!heads.has(id)) heads.set(id, JSON.parse(await text(`run-${id}`)));
 		return heads.get(id);
 	}
@@ -76,7 +78,7 @@ function followServer(ask, callback) {
 		if (now !== gone) callback({ gone: (gone = now) });
 	};
 	async function poll() {
-		if (open) return (polling = false);
+		if (open || document.hidden) return (polling = false);
 		try {
 			const changes = await (await ask(`api/changes?since=${since ?? 0}`, { headers: { Accept: "application/json" } })).json();
 			if (gone || since == null) callback({ all: true });
@@ -89,8 +91,14 @@ function followServer(ask, callback) {
 		}
 		setTimeout(poll, gone ? 2000 : 1000);
 	}
-	(function listen() {
-		const events = new EventSource("api/changes");
+	let events = null;
+	function fallBack(delay) {
+		if (!polling) setTimeout(poll, delay);
+		polling = true;
+	}
+	function listen() {
+		if (document.hidden || events) return;
+		events = new EventSource("api/changes");
 		events.onopen = () => {
 			if (gone || polling) callback({ all: true });
 			open = true;
@@ -100,11 +108,25 @@ function followServer(ask, callback) {
 		events.onerror = () => {
 			open = false;
 			since = null;
-			if (!polling) setTimeout(poll, 700);
-			polling = true;
-			if (events.readyState === EventSource.CLOSED) setTimeout(listen, 5000);
+			fallBack(700);
+			if (events?.readyState !== EventSource.CLOSED) return;
+			events = null;
+			setTimeout(listen, 5000);
 		};
-	})();
+		setTimeout(() => { if (!open) fallBack(0); }, 3000); // some proxies keep an answer back until it is complete
+	}
+	// Browsers open six connections to a server at most, so pages that nobody sees hold none.
+	document.addEventListener("visibilitychange", () => {
+		if (document.hidden) {
+			events?.close();
+			events = null;
+			open = false;
+		} else {
+			listen();
+			callback({ all: true });
+		}
+	});
+	listen();
 }
 
 // Decode a frame; page/frames.py describes the format. Values are layer-major, NaN where unknown.
