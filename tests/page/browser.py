@@ -50,6 +50,14 @@ class Tab:
         """Return the value of a JavaScript expression or function."""
         return self.page.evaluate(expression, argument)
 
+    def until(self, expression):
+        """Wait for a JavaScript expression to hold; the page's policy forbids Playwright's own way to wait."""
+        for _ in range(200):
+            if self.ask(expression):
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"never held: {expression}")
+
     @property
     def state(self):
         """What the page shows: quantity, steps, layers, ..."""

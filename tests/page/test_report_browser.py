@@ -118,11 +118,9 @@ def test_the_headline_and_the_table_show_the_last_values(made, tab):
 def test_hovering_over_the_heatmap_states_layer_step_and_value(made, tab):
     page = tab.open(made["one"])
     place = page.evaluate("window.gyroscope.heatmap.geometry()")
-    box = page.locator("canvas").first.bounding_box()
+    box = page.locator(".heat").first.bounding_box()
     with gyroscope.load(made["runs"][1]) as run:
-        page.mouse.move(
-            box["x"] + place["left"] + place["width"] * 0.9, box["y"] + place["top"] + place["height"] * 0.9
-        )
+        page.mouse.move(box["x"] + place["left"] + place["w"] * 0.9, box["y"] + place["top"] + place["h"] * 0.9)
         tip = page.locator(".tip").first
         tip.wait_for()
         said = tip.inner_text()
@@ -144,20 +142,20 @@ def test_a_finding_leads_to_its_layers_and_its_step(made, tab):
 def test_zoom_filter_and_sort(made, tab):
     page = tab.open(made["one"])
     assert tab.state["steps"] is None
-    page.locator("canvas.over").first.click(position={"x": 300, "y": 60})
+    page.locator(".heat").first.click(position={"x": 300, "y": 60})
     page.keyboard.press("+")
-    page.wait_for_function("window.gyroscope.view().steps !== null")
+    tab.until("window.gyroscope.view().steps !== null")
     low, high = tab.state["steps"]
     assert 0 <= high - low < 40
     rows = page.locator("table.layers tbody tr:not(.spacer)")
     with gyroscope.load(made["runs"][1]) as run:
         turned = run.series("rotation")[-1]
-    page.locator("table.layers thead button[data-key=rotation]").click()
+    page.get_by_role("button", name="Sort by the last rotation").click()
     order = [rows.nth(i).locator(".name").inner_text() for i in range(rows.count())]
     expected = sorted(range(len(turned)), key=lambda i: -np.nan_to_num(turned[i], nan=-1))
     assert order[0] == run.layers[expected[0]]
     page.get_by_label("Search layers").fill("2.*")
-    page.wait_for_function("document.querySelectorAll('table.layers tbody tr:not(.spacer)').length === 1")
+    tab.until("document.querySelectorAll('table.layers tbody tr:not(.spacer)').length === 1")
     assert "2.weight" in rows.first.inner_text()
 
 
@@ -178,8 +176,8 @@ def test_several_runs_are_listed_and_compared(made, tab):
     assert "Rank correlation over 3 runs" in page.inner_text("body")
     for i in (0, 2):
         rows.nth(i).get_by_role("checkbox").check()
-    page.get_by_role("button", name="Compare 2").click()
-    page.wait_for_function("document.querySelectorAll('figure canvas').length >= 2")
+    page.get_by_role("button", name="Compare the checked runs").click()
+    tab.until("document.querySelectorAll('figure canvas').length >= 2")
     text = page.inner_text("body")
     assert "2 runs compared" in text
     assert "optimizer.lr" in text
@@ -205,7 +203,7 @@ def test_an_old_browser_is_told_what_is_missing(made, browser):
     old = Tab(browser)
     old.page.add_init_script("delete window.DecompressionStream")
     old.page.goto(made["one"])
-    old.page.wait_for_function("document.body.innerText.includes('DecompressionStream')")
+    old.until("document.body.innerText.includes('DecompressionStream')")
     assert "browser" in old.page.inner_text("body")
     old.page.close()
 
