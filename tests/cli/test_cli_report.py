@@ -37,7 +37,8 @@ def names(path):
 def test_a_run_becomes_a_file_that_is_named(here):
     result = run("runs/a")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "Wrote report.html (0.0 MB)\n"
+    size = (here / "report.html").stat().st_size
+    assert result.stdout == f"Wrote report.html ({size / 1000:.0f} kB)\n"
     assert names(here / "report.html") == ["a"]
 
 

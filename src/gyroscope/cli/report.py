@@ -74,6 +74,6 @@ def report(
         fail(str(error), code=FAILED)
     for problem in problems:
         echo(f"gyroscope: {problem}", err=True)
-    echo(f"Wrote {written} ({written.stat().st_size / 1e6:.1f} MB)")
+    echo(f"Wrote {written} ({written.stat().st_size / 1e3:,.0f} kB)")
     if problems:
         raise typer.Exit(FAILED)

@@ -175,6 +175,7 @@ async function start() {
 		main.replaceChildren(view.node);
 		document.title = `${view.model ? `${clean(view.model.head.name)} · ` : ""}${clean(config.title || "gyroscope")}`;
 		if (old.run !== state.run) scrollTo(0, 0);
+		if (mine > 1) main.focus({ preventScroll: true });
 		await view.shown();
 	}
 
@@ -210,7 +211,7 @@ function createFollower(readRuns) {
 			await readRuns();
 			const { run } = app.state;
 			if (run != null && !app.runs.some((one) => one.id === run)) app.say("This run was deleted or moved. Shown is what was read last.");
-			else if (run == null || all || runs.has(run)) await app.view.changed();
+			else if (run == null || all || runs.has(run)) await app.view.changed(runs);
 		} catch (error) {
 			app.say(`${wordsOf(error)} Shown is what was read last.`);
 		}

@@ -118,7 +118,7 @@ function createChart(on = {}) {
 			paper.fillText(texts[i], MARGIN.left - 6, yOf(v));
 		}
 		paper.textAlign = "center";
-		for (const step of ticks(a, b, Math.max(2, g.w / 100), 1)) {
+		for (const step of ticks(a, b, Math.max(2, g.w / 80), 1)) {
 			paper.fillStyle = grid;
 			paper.fillRect(Math.round(xOf(step)), MARGIN.top, 1, g.h + 4);
 			paper.fillStyle = muted;

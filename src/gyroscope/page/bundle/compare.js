@@ -165,5 +165,12 @@ function createCompare(app, runs) {
 		return panel("difference", "Difference of two runs", h("div.tools", choose("First run", a, (id) => [id, b.id]), "→", choose("Second run", b, (id) => [a.id, id])), body);
 	}
 
-	return { node, update, ready: async () => {}, shown: update, redraw: update, changed: async () => {}, resize: () => drawn.forEach((one) => one.resize()), destroy() {} };
+	// Runs that are still written are read again, unless the reader is just using a control.
+	async function changed(ids) {
+		const fresh = models.filter((model) => model.head && ids?.has(model.id));
+		for (const model of fresh) await model.renew();
+		if (fresh.length && !node.contains(document.activeElement)) await update();
+	}
+
+	return { node, update, ready: async () => {}, shown: update, redraw: update, changed, resize: () => drawn.forEach((one) => one.resize()), destroy() {} };
 }

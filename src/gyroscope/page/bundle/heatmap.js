@@ -166,7 +166,7 @@ function createHeatmap(on = null) {
 			paper.fillRect(g.left, g.top, g.w, g.h);
 			write(d.empty, g.left + g.w / 2, g.top + g.h / 2, ink.ink, "center");
 		}
-		for (const step of ticks(...d.window, Math.max(2, g.w / 100), 1)) {
+		for (const step of ticks(...d.window, Math.max(2, g.w / 80), 1)) {
 			const x = xOf(step);
 			paper.fillStyle = ink.line;
 			paper.fillRect(Math.round(x), g.top + g.h, 1, 4);
@@ -211,17 +211,18 @@ function createHeatmap(on = null) {
 			write(text, inner, y, isSelected(row) ? ink.accent : ink.ink, "right");
 			if (severity) write("●", inner - paper.measureText(text).width - 4, y, ink[severity], "right");
 		};
-		const inside = (y) => (every > 1 || !every ? Math.min(Math.max(y, g.top + 7), g.top + g.h - 7) : y);
+		const inside = (y) => (every > 1 ? Math.min(Math.max(y, g.top + 7), g.top + g.h - 7) : y);
 		const depth = [3, 2, 1, 0].find((level) => {
 			const sizes = ink.open.filter((group) => group.depth === level).map((group) => { const [a, b] = placeOf(group); return b - a; });
-			return sizes.length > 1 && sizes.reduce((a, b) => a + b) / sizes.length >= 13;
+			const total = sizes.reduce((a, b) => a + b, 0);
+			return total / sizes.length >= 13 && total > 0.8 * height * d.rows.length;
 		});
 		const every = height >= 11 ? 1 : depth == null ? Math.ceil(14 / height) : 0;
 		if (every) for (let r = Math.ceil(first / every) * every; r < last; r += every) label(d.rows[r], inside(yOf(r + 0.5)));
 		for (const group of ink.open) {
 			const [a, b] = placeOf(group);
 			if (b < g.top || a > g.top + g.h) continue;
-			if (!every && group.depth === depth && b - a >= 11) write(shorten(group.name, letters), inner, inside((a + b) / 2), ink.ink, "right");
+			if (!every && group.depth === depth && clip(b) - clip(a) >= 11) write(shorten(group.name, letters), inner, (clip(a) + clip(b)) / 2, ink.ink, "right");
 			if (group.depth > 1 || b - a < 8) continue;
 			const x = inner + 5.5 + group.depth * BRACKET;
 			paper.strokeStyle = cursor.group === group ? ink.accent : ink.muted;

@@ -8,10 +8,10 @@ function groupLayers(names) {
 	function within(from, to, dots, depth) {
 		for (let a = from, b; a < to; a = b) {
 			for (b = a + 1; b < to && parts[a].length > dots + 1 && parts[b].length > dots + 1 && parts[b][dots] === parts[a][dots]; b++);
-			const all = b - a === to - from;
+			const most = b - a > 0.8 * (to - from); // it would fold nearly everything: look inside
 			if (b === a + 1 || dots > 12) continue;
-			if (!all) groups.push({ from: a, to: b, depth, key: `${a}-${b}`, name: clean(parts[a].slice(0, dots + 1).join(".")) });
-			within(a, b, dots + 1, depth + !all);
+			if (!most) groups.push({ from: a, to: b, depth, key: `${a}-${b}`, name: clean(parts[a].slice(0, dots + 1).join(".")) });
+			within(a, b, dots + 1, depth + !most);
 		}
 	}
 	within(0, names.length, 0, 0);
