@@ -1,6 +1,7 @@
 """What a report costs: seconds, memory and bytes for 1,202 layers × 10,000 steps, and the bytes of the demo.
 
     python benchmarks/page.py --report
+    python benchmarks/page.py --live     # what the live page costs: see page_live.py
 
 A run of made-up numbers that behave like a residual network under SGD is written to a temporary folder, with the
 quantities of the target and with all that `gyroscope.watch` records. Each report is made by the command, in a process
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import page_live
 from gyroscope.page.document import BUNDLE, parts
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Scalars, Writer
 from timing import environment, write
@@ -156,12 +158,16 @@ def report(out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", action="store_true", help="reports: seconds, memory and bytes")
+    parser.add_argument("--live", action="store_true", help="the live page: processor time, delays, flushes")
     results = Path(__file__).parent / "results"
-    parser.add_argument("--out", type=Path, default=results / "page_report_cpu.json")
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    if not given.report:
-        parser.error("say what to measure: --report")
-    report(given.out)
+    if given.report == given.live:
+        parser.error("say what to measure: --report or --live")
+    if given.report:
+        report(given.out or results / "page_report_cpu.json")
+    else:
+        page_live.live(given.out or results / "page_live.json")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the live page costs: the server's processor time, and whether anybody who writes or reads has to wait.
 
-    python benchmarks/page_live.py
+    python benchmarks/page.py --live
 
 Twenty runs of 100 layers, of which ten are written by another process: a row of six quantities and a flush every 50 ms
 each. `gyroscope live` is a process of its own, whose processor time the system counts. Clients are connections that
@@ -11,7 +11,6 @@ turns. The processor time of everybody else on the machine is recorded, as the l
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -130,7 +129,7 @@ def serving(folder: Path) -> Iterator[tuple[int, str, float]]:
 def writing(folder: Path, begun: int, told: dict[str, Any]) -> Iterator[None]:
     """Write runs in another process meanwhile."""
     process = subprocess.Popen(
-        [sys.executable, __file__, "--write", str(folder), "--from", str(begun)],
+        [sys.executable, __file__, str(folder), str(begun)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -208,7 +207,7 @@ async def followed(clients: list[Client], seconds: float, share: Any) -> dict[st
 def shares(folder: Path, seconds: float, begun: int) -> dict[str, Any]:
     """The server's share of one core, at rest and while ten runs are written."""
     found: dict[str, Any] = {}
-    cases = {"nobody": [], "the list": [None], "the list and a run": [None, "run00"]}
+    cases: dict[str, list[str | None]] = {"nobody": [], "the list": [None], "the list and a run": [None, "run00"]}
     for name, wanted in cases.items():
         for busy in (False, True):
             told: dict[str, Any] = {}
@@ -296,40 +295,29 @@ def flush_times(folder: Path, begun: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000, help="measured steps of each run before it begins")
-    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each measurement")
-    parser.add_argument("--folder", help="where to make the runs; a temporary folder by default")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results" / "page_live.json"))
-    parser.add_argument("--write", help=argparse.SUPPRESS)
-    parser.add_argument("--from", dest="begun", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.write:
-        write_runs(Path(given.write), given.begun)
-        return
-    with tempfile.TemporaryDirectory(dir=given.folder) as place:
-        folder = Path(place)
+def live(out: Path, *, steps: int = 2000, seconds: float = 20.0, folder: str | None = None) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        runs = Path(place)
         for i in range(RUNS):
-            with opened(folder / f"run{i:02}") as writer:
-                for first in range(0, given.steps, 500):
-                    put(writer, first, min(500, given.steps - first))
+            with opened(runs / f"run{i:02}") as writer:
+                for first in range(0, steps, 500):
+                    put(writer, first, min(500, steps - first))
         result: dict[str, Any] = {
-            "command": f"python benchmarks/page_live.py --steps {given.steps} --seconds {given.seconds:g}",
+            "command": "python benchmarks/page.py --live",
             "environment": environment(torch.device("cpu")) | {"cores": os.cpu_count(), "load": os.getloadavg()},
-            "runs": RUNS, "layers": len(LAYERS), "steps": given.steps, "written": WRITTEN, "pace_s": PACE,
+            "runs": RUNS, "layers": len(LAYERS), "steps": steps, "written": WRITTEN, "pace_s": PACE,
         }  # fmt: skip
-        result["shares"] = shares(folder, given.seconds, given.steps)
-        later = given.steps + 20_000
-        with serving(folder) as (_, address, _):
-            result["updates"] = asyncio.run(hear([Client(address) for _ in range(32)], folder, later, 30))
+        result["shares"] = shares(runs, seconds, steps)
+        later = steps + 20_000
+        with serving(runs) as (_, address, _):
+            result["updates"] = asyncio.run(hear([Client(address) for _ in range(32)], runs, later, 30))
         said = {key: value for key, value in result["updates"].items() if key != "delays"}
         print("32 clients:", json.dumps(said), flush=True)
-        result["flushes"] = flush_times(folder, later + 1000, 8)
+        result["flushes"] = flush_times(runs, later + 1000, 8)
         print("flushes:", json.dumps({key: result["flushes"][key] for key in ("alone", "read", "largest_log_bytes")}))
         result["load_at_the_end"] = os.getloadavg()
-    write(given.out, result)
+    write(out, result)
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # the process that writes the runs
+    write_runs(Path(sys.argv[1]), int(sys.argv[2]))

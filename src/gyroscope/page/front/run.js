@@ -173,7 +173,7 @@ function createRunPage(app, id) {
 	function fillHead() {
 		const { head } = model;
 		const run = app.runs.find((one) => one.id === id) ?? {};
-		const line = [head.model && clean(head.model), plural(head.layers.length, "layer"), head.steps.count ? `${plural(head.steps.last, "step")}, ${whole(head.steps.count)} measured` : "no step measured yet", run.optimizer && clean(run.optimizer), run.loss != null && `loss ${number(run.loss)}`, ...Object.entries(run.accuracies ?? {}).map(([name, value]) => `${clean(name)} accuracy ${percent(value)}`)];
+		const line = [head.model && clean(head.model), plural(head.layers.length, "layer"), head.steps.count ? `last step ${whole(head.steps.last)}, ${whole(head.steps.count)} measured` : "no step measured yet", run.optimizer && clean(run.optimizer), run.loss != null && `loss ${number(run.loss)}`, ...Object.entries(run.accuracies ?? {}).map(([name, value]) => `${clean(name)} accuracy ${percent(value)}`)];
 		const answer = h("span.muted", { role: "status" });
 		const ask = () => app.source.sample(id, 20).then(() => (answer.textContent = "Asked for: the training measures its next 20 steps in detail."), (error) => (answer.textContent = error.message));
 		headBox.replaceChildren(h("section.run-head", h("h1", clean(head.name), " ", stateTag(head.state)), h("p.facts-line", line.filter(Boolean).map((text) => h("span", text))), app.source.sample && head.state === "running" && h("p.tools", button("Measure the next 20 steps in detail", ask), answer)));
