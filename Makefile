@@ -20,6 +20,7 @@ QUICK  := \
         integrations/test_sink_choice.py \
         $(addprefix layers/test_, layer_order.py layer_parts.py) \
         $(addprefix monitor/test_, activations_counts.py quantities.py watch_numbers.py) \
+        $(addprefix page/test_, document.py frames.py live_access.py) \
         $(addprefix store/test_, queue.py write_and_read.py) \
         $(addprefix theory/test_, invariance.py theory_decay.py) \
         $(addprefix vectors/test_, vectors_combine.py vectors_dots.py)) \
@@ -29,7 +30,7 @@ QUICK  := \
             fault_scores.py demo_words.py study_multipliers.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integrations quick lint types unit gpu bench docs clean
+.PHONY: help demo test test-integrations quick lint types unit gpu bench page docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -96,6 +97,9 @@ bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results
 	$(BIN)/python benchmarks/start_up.py
 	$(BIN)/python benchmarks/conditioning_cost.py --device cpu
 	$(BIN)/python benchmarks/report.py
+
+page:  ## minify the page's scripts and styles (needs npm); commit what it writes
+	tools/build_page
 
 docs: $(READY)  ## run every example in the documents and check every link between them
 	$(BIN)/pytest tests/docs

@@ -336,6 +336,23 @@ def start_up() -> list[str]:
     return [f"{e['cpu']}, {e['threads']} threads; torch {e['torch']}. `{result['command']}`", "", *rows]
 
 
+def reporting() -> list[str]:
+    """Seconds, memory and bytes of reports."""
+    result = load("page_report_cpu")
+    e, size = result["environment"], result["size"]
+    rows = [
+        f"{e['cpu']}, one core. `{result['command']}`", "",
+        f"| {size['layers']:,} layers × {size['steps']:,} steps | processor seconds | peak memory, MB | file, MB |",
+        "|---|---|---|---|",
+    ]  # fmt: skip
+    for name, one in result["reports"].items():
+        cells = (f"{one['cpu_seconds']:.1f}", f"{one['peak_bytes'] / 1e6:.0f}", f"{one['file_bytes'] / 1e6:.1f}")
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    demo, own = result["demo_bytes"] / 1e3, result["bundle_bytes"] / 1e3
+    below = f"The demo's page has {demo:.0f} kB, with ten runs of seven layers; {own:.0f} kB of any page are its own "
+    return [*rows, "", f"{below}scripts and styles."]
+
+
 def pages() -> dict[str, dict[str, list[str]]]:
     gpu, cpu = load("step_cost_cuda"), load("step_cost_cpu")
     conditioned = {"conditioning h200": "conditioning_cost_cuda", "conditioning cpu": "conditioning_cost_cpu"}
@@ -356,6 +373,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "very deep": very_deep(),
             "preconditioners": preconditioners(),
         },
+        "report.md": {"report": reporting()},
         "results.md": {"demo": demo(), "c10-cnn1": trained("c10-cnn1"), "c100-resnet": trained("c100-resnet")},
     }
 

@@ -20,6 +20,7 @@ BUILT_IN = {
     errors.ControlError: ValueError,
     errors.MonitorError: ValueError,
     errors.StoreError: RuntimeError,
+    errors.PageError: RuntimeError,
     errors.FigureError: ValueError,
     errors.MissingExtraError: ImportError,
     errors.ConditioningError: ValueError,

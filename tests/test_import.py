@@ -40,7 +40,8 @@ def readers():
     """What reads runs, each beside those before it."""
     return loaded(
         "gyroscope", "gyroscope.store", "gyroscope.cli.app", "gyroscope.diagnosis.standing_out",
-        "gyroscope.store.folder", "gyroscope.diagnosis.explain", "gyroscope.diagnosis.compare", "gyroscope.figures",
+        "gyroscope.store.folder", "gyroscope.diagnosis.explain", "gyroscope.diagnosis.compare", "gyroscope.page.report",
+        "gyroscope.figures",
     )  # fmt: skip
 
 
@@ -67,6 +68,12 @@ def test_runs_are_read_compared_drawn_and_explained_without_torch(readers):
     assert "torch" not in everything
 
 
+def test_reports_are_written_without_torch_and_matplotlib(readers):
+    loaded = readers["gyroscope.page.report"]
+    assert "jinja2" in loaded
+    assert sorted(loaded & {"torch", "matplotlib", "starlette"}) == []
+
+
 def test_importing_the_store_loads_neither_pandas_nor_pyarrow(readers):
     assert "gyroscope.store" in readers["gyroscope.store"]
     assert sorted(readers["gyroscope.store"] & {"pandas", "pyarrow"}) == []
@@ -74,7 +81,7 @@ def test_importing_the_store_loads_neither_pandas_nor_pyarrow(readers):
 
 ROOMS = [
     import_module(f"gyroscope{room}")
-    for room in ("", ".base", ".conditioning", ".control", ".diagnosis", ".monitor", ".passes", ".theory")
+    for room in ("", ".base", ".conditioning", ".control", ".diagnosis", ".monitor", ".page", ".passes", ".theory")
 ]
 
 

@@ -19,6 +19,7 @@ ORDER = (
     "monitor",
     "figures",
     "integrations",
+    "page",
     "cli",
 )
 

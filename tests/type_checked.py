@@ -3,6 +3,7 @@
 `make types` reads this by itself, since together with all of src it would not notice; nothing runs it.
 """
 
+from pathlib import Path
 from typing import assert_type
 
 from torch import nn, optim
@@ -22,6 +23,7 @@ def use(model: nn.Module, optimizer: optim.Optimizer, run: gyroscope.Run) -> Non
     assert_type(gyroscope.last_norm(model).features, int)
     assert_type(gyroscope.layers(model), list[gyroscope.Layer])
     assert_type(gyroscope.Layca(optimizer, model), gyroscope.Layca)
+    assert_type(gyroscope.report(run, "report.html"), Path)
     assert_type(gyroscope.figures.save.__name__, str)
     names = (Spectrum, KFAC, stalled)  # once loaded, these rooms do not hide the functions above
     assert names

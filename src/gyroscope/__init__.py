@@ -9,7 +9,7 @@ from gyroscope.base.lazy import lazy
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
-    from gyroscope import conditioning, control, diagnosis, figures, integrations, monitor, store, theory, vectors
+    from gyroscope import conditioning, control, diagnosis, figures, integrations, monitor, page, store, theory, vectors
     from gyroscope.conditioning import Conditioning
     from gyroscope.conditioning.condition import condition
     from gyroscope.control import Graft, Layca, SGD_AMom
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gyroscope.layers.last_norm import last_norm
     from gyroscope.monitor.monitor import Monitor
     from gyroscope.monitor.watch import watch
+    from gyroscope.page.report import report
     from gyroscope.store import Run, load, runs
     from gyroscope.theory.invariance import invariance
 
@@ -47,6 +48,8 @@ __all__ = [
     "layers",
     "load",
     "monitor",
+    "page",
+    "report",
     "runs",
     "store",
     "theory",
@@ -69,6 +72,7 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
             "layers": "Layer layers",
             "layers.last_norm": "last_norm",
             "monitor": "Monitor watch",
+            "page": "report",
             "store": "Run load runs",
             "theory": "invariance",
         },

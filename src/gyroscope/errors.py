@@ -1,7 +1,7 @@
 """The exceptions of Gyroscope. Their messages say what is accepted, what was given, and what to do.
 
-Each also derives from a built-in exception. Errors about arguments are a `ValueError`, those about runs on disk a
-`RuntimeError`, and those about packages that are not installed an `ImportError`.
+Each also derives from a built-in exception. Errors about arguments are a `ValueError`, those about runs on disk
+and their pages a `RuntimeError`, and those about packages that are not installed an `ImportError`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ class MonitorError(GyroscopeError, ValueError):
 
 class StoreError(GyroscopeError, RuntimeError):
     """A run cannot be created, read or written; the message names the file and what was found there."""
+
+
+class PageError(GyroscopeError, RuntimeError):
+    """A page cannot be made or shown: there is no run to show, an option is invalid, or a file cannot be written."""
 
 
 class FigureError(GyroscopeError, ValueError):

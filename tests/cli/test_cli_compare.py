@@ -53,6 +53,16 @@ def test_a_row_has_the_rotation_of_the_layers_and_the_last_numbers(four):
         assert found[f"run{i}"][5:] == [*turned, f"{2.0 - r:.4g}", f"{100 * accuracy:.2f}"]
 
 
+def test_a_layer_that_was_not_measured_at_the_end_counts_with_its_last_value(here):
+    rotation = np.outer(np.arange(160) / 160, [1.0, 0.5, 0.25])
+    rotation[7:, 0] = np.nan
+    rotation[100:, 1] = np.inf
+    with written(here / "a", run_of("a", rotation=rotation)) as made:
+        [row] = compared([made])
+    final = [6 / 160, 0.5 * 99 / 160, 0.25 * 159 / 160]
+    assert row.rotation == pytest.approx((min(final), np.mean(final), max(final)), rel=1e-6)
+
+
 def test_the_rank_correlation_is_spearmans(four):
     expected = spearmanr(ROTATIONS, ACCURACIES).statistic
     said = f"Mean rotation and test accuracy have a rank correlation of {expected:+.2f} over these 4 runs."

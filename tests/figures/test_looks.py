@@ -1,51 +1,15 @@
-import numpy as np
 import pytest
 
 from gyroscope.figures.drawing import own_axes
 from gyroscope.figures.log_axis import log_ticks, plain, power
-from gyroscope.figures.looks import Look, frame, limits, look_of, settle, short_names, spread, stride
-from gyroscope.store import QuantityInfo
-
-
-@pytest.mark.parametrize(
-    ("largest", "end"), [(0.2, 1.0), (1.0, 1.0), (1.004, 1.0), (1.01, 1.1), (1.45, 1.5), (1.99, 2.0), (2.0, 2.0)]
-)
-def test_rotation_goes_to_one_and_further_only_if_a_layer_does(largest, end):
-    assert limits(look_of("rotation"), [0.0, largest]) == (0.0, pytest.approx(end))
+from gyroscope.figures.looks import frame, short_names, spread, stride
+from gyroscope.store.labels import look_of
 
 
 def test_a_right_angle_is_marked_where_the_axis_goes_beyond_it():
     ax = own_axes()
     frame(ax, look_of("rotation"), [0.0, 1.4])
     assert [line.get_ydata() for line in ax.lines] == [[1, 1]]
-
-
-def test_norms_are_logarithmic_unless_they_hardly_vary():
-    assert settle(look_of("weight_norm"), [1.0, 10.0]).scale == "log"
-    assert settle(look_of("weight_norm"), [1.0, 2.0]).scale == "linear"
-    assert settle(look_of("weight_norm"), [0.0, np.nan]).scale == "linear"
-
-
-def test_one_tiny_value_does_not_flatten_a_logarithmic_axis():
-    assert limits(look_of("gradient_norm"), [1e-30, 1.0]) == (1e-8, 1.0)
-    assert limits(look_of("gradient_norm"), [0.0, 2.0]) == (1.0, 4.0)
-
-
-def test_quantities_of_ones_own_have_their_name_unit_and_a_scale_that_fits():
-    look = look_of("edge_of_chaos", QuantityInfo("edge_of_chaos", "rad", "…"))
-    assert look == Look("edge of chaos (rad)")
-    assert settle(look, [1e-3, 1.0]).scale == "log"
-    assert settle(look, [0.5, 1.0]).scale == "linear"
-    assert settle(look, [-1.0, 1e3]).scale == "linear"
-
-
-@pytest.mark.parametrize(("largest", "end"), [(0.0, 1), (0.004, 0.005), (0.3, 0.5), (0.51, 1), (1.23, 1.3)])
-def test_close_to_small_fractions_the_axis_ends_at_a_round_number(largest, end):
-    assert limits(look_of("rotation"), [0.0, largest], close=True) == (0, end)
-
-
-def test_what_has_a_sign_is_symmetric():
-    assert limits(look_of("alignment"), [0.0, 0.3]) == (-1, 1)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +42,6 @@ def test_names_that_differ_in_the_middle_alone_stay_apart():
     assert len(set(short_names([*blocks, "head.weight"], longest=18))) == 4
     mixed = [f"transformer.encoder.layers.{i}.{part}.projection" for i in range(2) for part in ("key", "value")]
     assert short_names(mixed, longest=20) == ["…0.key…", "…0.value…", "…1.key…", "…1.value…"]
-
-
-def test_condition_numbers_are_labelled_by_their_share_and_matrix():
-    assert look_of("kappa_g_p12.5") == Look(r"$\kappa_{12.5\%}(\Sigma_{\nabla h})$", "log", noisy=True)
 
 
 def test_names_lose_what_they_share_and_keep_both_ends():

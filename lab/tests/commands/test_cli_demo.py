@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 import sys
 
@@ -54,9 +55,25 @@ def test_the_demo_writes_a_page_the_figure_and_the_numbers(demo):
     assert sorted(path.name for path in out.iterdir()) == [*WRITTEN, "runs"]
     assert (out / "rotation.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (out / "rotation.svg").read_text()
-    assert (out / "index.html").read_text().startswith("<!DOCTYPE html>")
+    assert (out / "index.html").read_text().startswith("<!doctype html>")
     for name in WRITTEN:
         assert str(out / name) in result.stdout
+
+
+def config(out):
+    """What the page is told."""
+    return json.loads(re.search(r'id="gyroscope">(.*?)</script>', (out / "index.html").read_text()).group(1))
+
+
+def test_the_page_shows_one_run_of_each_configuration_and_says_what_it_is(demo, numbers):
+    shown = config(demo[1])
+    assert [one["name"] for one in shown["runs"]] == ["Layca 3^-5", "Layca 3^-3", "SGD"]
+    for run, configuration in zip(shown["runs"], numbers["configurations"], strict=True):
+        final = configuration["final_rotation"]
+        assert run["rotation"] == pytest.approx([min(final), np.mean(final), max(final)], rel=1e-4)
+        assert run["accuracies"]["test"] == pytest.approx(configuration["test_accuracy"])
+    assert shown["about"][0] == numbers["in_words"]
+    assert shown["about"][-1].startswith(f"Run it again with: gyroscope demo --out {demo[1]} --quick --again.")
 
 
 def test_the_table_shows_what_the_json_holds(demo, numbers):

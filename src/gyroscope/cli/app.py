@@ -19,7 +19,9 @@ from gyroscope.cli.events import events
 from gyroscope.cli.explain import explain
 from gyroscope.cli.export import export
 from gyroscope.cli.fail import FAILED, fail
+from gyroscope.cli.live import live
 from gyroscope.cli.plot import plot
+from gyroscope.cli.report import report
 from gyroscope.cli.runs import runs
 from gyroscope.cli.sample import sample
 from gyroscope.cli.show import show
@@ -62,7 +64,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (compare, runs, show, diagnose, events, explain, plot, export, sample):
+for command in (compare, runs, show, diagnose, events, explain, plot, report, live, export, sample):
     app.command()(command)
 
 

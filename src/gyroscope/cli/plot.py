@@ -163,7 +163,7 @@ def _draw(
     paths: list[Path], figure: Name, layers: list[str] | None, quantity: str | None, accuracy: str
 ) -> Figure | Axes:
     from gyroscope import figures, store
-    from gyroscope.figures.looks import literal
+    from gyroscope.store.labels import literal
 
     draw: Any = getattr(figures, figure.value)
     some = {} if figure in _WITHOUT_LAYERS else {"layers": layers}

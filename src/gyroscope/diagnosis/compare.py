@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, isnan, nan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ ACCURACIES: dict[str, tuple[str, ...]] = {
     "validation": ("validation_accuracy", "val_accuracy", "valid_accuracy", "val_acc"),
     "train": ("train_accuracy", "train_acc", "accuracy", "acc"),
 }
+# Steps that are read at a time, from the end, for final values.
+_PIECE = 50
 
 
 @dataclass(frozen=True)
@@ -153,21 +155,35 @@ def _number(given: Any) -> float | None:
 
 
 def _rotation(run: Run) -> tuple[float, float, float] | None:
-    if "rotation" not in run.quantities or not len(run.where("rotation")):
-        return None
-    values = run.series("rotation", steps=run.where("rotation")).astype(float)
-    # A layer that was not measured at the end counts with its last value.
-    final = np.array([column[np.isfinite(column)][-1] if np.isfinite(column).any() else nan for column in values.T])
+    final = final_values(run, "rotation") if "rotation" in run.quantities else np.empty(0)
     known = final[np.isfinite(final)]
     return (float(known.min()), float(known.mean()), float(known.max())) if known.size else None
+
+
+def final_values(run: Run, quantity: str) -> npt.NDArray[np.float64]:
+    """Return the last known value of each layer; NaN for a layer that has none.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
+    ...     final_values(run, "rotation").round(3).tolist()
+    [0.4, 0.6, 0.8]
+    """
+    where, final = run.where(quantity), np.full(len(run.layers), nan)
+    while len(where) and not np.isfinite(final).all():
+        where, last = where[:-_PIECE], where[-_PIECE:]
+        for row in run.series(quantity, steps=last)[::-1]:
+            final = np.where(np.isfinite(final), final, row)
+    return final
 
 
 def _last(run: Run, scalar: str) -> float | None:
     """Return the last finite value of a logged number, or None."""
     if scalar not in run.scalars:
         return None
-    values = [float(value) for value in run.scalars[scalar].values if isfinite(value)]
-    return values[-1] if values else None
+    values = run.scalars[scalar].values
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else None
 
 
 def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:

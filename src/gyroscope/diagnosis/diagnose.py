@@ -128,6 +128,8 @@ def _followed(run: Run) -> list[Finding]:
 
 def _balance(run: Run) -> list[Finding]:
     """Return a note about layers that weight decay and steps keep in balance, or not: what `explain` states of each."""
+    if not {"invariance", "lr", "weight_decay", "weight_norm"} <= run.quantities.keys():
+        return []  # explain could not decide it
     from gyroscope.diagnosis.explain import explain  # loads the theory, which the live diagnosis does not need
 
     with suppress(GyroscopeError):  # too little was recorded

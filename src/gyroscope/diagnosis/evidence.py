@@ -6,7 +6,7 @@ decay in a stretch of constant learning rate (section 5.1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -137,8 +137,8 @@ class Evidence:
         return [name for name in names if name not in self.recorded]
 
 
-def evidence(run: Run, chosen: Sequence[int]) -> list[Evidence]:
-    """Return the evidence for the layers at the positions `chosen`.
+def evidence(run: Run, chosen: Sequence[int]) -> Iterator[Evidence]:
+    """Yield the evidence for the layers at the positions `chosen`.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -148,33 +148,30 @@ def evidence(run: Run, chosen: Sequence[int]) -> list[Evidence]:
     ('conv2.weight', ['weight_norm'], [10, 20, 30, 40])
     """
     recorded = frozenset(SERIES) & frozenset(run.quantities)
-    series = {name: run.series(name).astype(np.float64) for name in recorded}
-    nothing = np.full((len(run.steps), len(run.layers)), np.nan)
+    # As they were read, and layer by layer: in double precision, long runs of many layers would not fit into memory.
+    series = {name: np.ascontiguousarray(run.series(name)[:, chosen].T) for name in recorded}
+    nothing = np.full(len(run.steps), np.nan)
     given = optimizers_in(run.meta)
     resumed = resumed_at(run)
-    found = []
-    for i in chosen:
+    for place, i in enumerate(chosen):
         info = run.layer_table[i]
-        columns = {name: series.get(name, nothing)[:, i] for name in SERIES}
+        columns = {name: series[name][place].astype(np.float64) if name in series else nothing for name in SERIES}
         there = np.any([np.isfinite(columns[name]) for name in SERIES], axis=0)
         columns = {name: column[there] for name, column in columns.items()}
         known: Mapping[str, Any] = given[info.part] if info.part < len(given) else {}
-        found.append(
-            Evidence(
-                info=info,
-                optimizer=optimizer_of(known, steered=not np.isfinite(columns["effective_lr"]).any(), layer=info.name),
-                recorded=recorded,
-                steps=run.steps[there],
-                cosine=columns["invariance"],
-                lr=columns["lr"],
-                decay=columns["weight_decay"],
-                norm=columns["weight_norm"],
-                gradient=columns["gradient_norm"],
-                angle=_angle(run.steps[there], columns["rate"], columns["update_ratio"]),
-                resumed=resumed,
-            )
+        yield Evidence(
+            info=info,
+            optimizer=optimizer_of(known, steered=not np.isfinite(columns["effective_lr"]).any(), layer=info.name),
+            recorded=recorded,
+            steps=run.steps[there],
+            cosine=columns["invariance"],
+            lr=columns["lr"],
+            decay=columns["weight_decay"],
+            norm=columns["weight_norm"],
+            gradient=columns["gradient_norm"],
+            angle=_angle(run.steps[there], columns["rate"], columns["update_ratio"]),
+            resumed=resumed,
         )
-    return found
 
 
 def resumed_at(run: Run) -> int | None:

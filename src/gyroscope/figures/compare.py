@@ -17,10 +17,11 @@ from matplotlib.patheffects import withStroke
 from gyroscope.diagnosis.compare import rank_correlation
 from gyroscope.errors import FigureError
 from gyroscope.figures.drawing import finish, own_axes
-from gyroscope.figures.looks import limits, literal, look_of, short_names
+from gyroscope.figures.looks import short_names
 from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, described, find
 from gyroscope.store import Run
 from gyroscope.store.find import distinct_names
+from gyroscope.store.labels import limits, literal, look_of
 
 # Up to this many points carry their run's name.
 _NAMED = 16

@@ -17,8 +17,8 @@ from gyroscope.errors import FigureError
 from gyroscope.figures.curves import curves
 from gyroscope.figures.drawing import as_picture, depth_key, draw_course, draw_lines, finish, page_key, said, span
 from gyroscope.figures.log_axis import edged, say
-from gyroscope.figures.looks import look_of
 from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, choose, described, find, flag, held
+from gyroscope.store.labels import look_of
 
 _LARGEST = ("lambda_x", "lambda_g", "lambda_f")
 _DOMINATION = ("weight_spectral", "domination")
@@ -121,7 +121,7 @@ def _panel(run: Measured, name: str, ax: Axes, layers: Layers, log_steps: bool) 
         say(ax, "∞", edges.above)
         say(ax, "0", edges.below)
         span(ax, steps)
-        finish(ax, xlabel=said(width), ylabel=look.label)
+        finish(ax, xlabel=said(width), ylabel=look.drawn)
     if log_steps:
         _logarithmic(ax, np.asarray(steps, dtype=float))
 

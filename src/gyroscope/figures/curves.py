@@ -11,8 +11,9 @@ from matplotlib.patheffects import withStroke
 
 from gyroscope.errors import FigureError, GyroscopeError
 from gyroscope.figures.drawing import depth_key, draw_course, finish, own_axes, said, span
-from gyroscope.figures.looks import frame, look_of, settle
+from gyroscope.figures.looks import frame
 from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, choose, find, flag
+from gyroscope.store.labels import look_of, settle
 
 if TYPE_CHECKING:
     from gyroscope.diagnosis.predict import Prediction
@@ -51,7 +52,7 @@ def curves(
     run = as_run(run)
     series = find(run, quantity, layers=layers)
     look, values = look_of(quantity, run.quantities[quantity]), series.values
-    label, undivided = look.label, 0
+    label, undivided = look.drawn, 0
     if flag(relative, "relative"):
         first = np.take_along_axis(values, (~np.isnan(values)).argmax(axis=0)[None], axis=0)
         values = np.divide(values, first, out=np.full_like(values, np.nan), where=first != 0)

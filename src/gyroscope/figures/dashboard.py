@@ -15,12 +15,12 @@ from gyroscope.errors import FigureError
 from gyroscope.figures.curves import curves, norms, rates
 from gyroscope.figures.drawing import as_picture, page_key
 from gyroscope.figures.effective_rates import effective_rates
-from gyroscope.figures.looks import literal
 from gyroscope.figures.moment_percentiles import moment_percentiles
 from gyroscope.figures.neurons import neurons
 from gyroscope.figures.rotation import rotation_curves, rotation_heatmap
 from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, at_least_one, choose, described, holds
 from gyroscope.figures.scalars import scalars
+from gyroscope.store.labels import literal
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.log_axis import edged, log_ticks, say
-from gyroscope.figures.looks import Look, limits, look_of, short_names
+from gyroscope.figures.looks import short_names
 from gyroscope.figures.over_depth import SAYS, Colour, Dash, Line, Mark, colours, draw_marked
+from gyroscope.store.labels import Look, limits, look_of
 
 Style = Literal["-", "--", ":"]
 Corner = Literal["best", "upper left", "lower left"]
@@ -371,7 +372,7 @@ def draw_course(ax: Axes, steps: npt.ArrayLike, values: Values, *, depth: Values
     Lines of a few layers pass through every value. For many layers noise would hide the lines: they are then moving
     means, over shades that span the single values, one per layer, or one for all if there are very many.
 
-    >>> from gyroscope.figures.looks import look_of
+    >>> from gyroscope.store.labels import look_of
     >>> ax, noise = own_axes(), np.random.default_rng(0).random((1000, 30))
     >>> draw_course(ax, np.arange(1000), noise, depth=np.linspace(0, 1, 30), look=look_of("rate"))
     21

@@ -24,8 +24,9 @@ from gyroscope.figures.drawing import (
     span,
     style_key,
 )
-from gyroscope.figures.looks import frame, look_of, settle, spread
+from gyroscope.figures.looks import frame, spread
 from gyroscope.figures.run_data import Layers, Measured, RunLike, Series, as_run, described, find, flag, held, holds
+from gyroscope.store.labels import look_of, settle
 
 if TYPE_CHECKING:
     from gyroscope.diagnosis.predict import Prediction
@@ -98,7 +99,7 @@ def effective_rates(
         depth_key(ax, series.layers, series.depth, len(run.layers))
     if len(styles) > 1:
         style_key(ax, styles, loc="best" if len(ax.lines) <= MANY else "lower left")
-    finish(ax, xlabel=said(width), ylabel="effective learning rate" if len(styles) > 1 else look.label, title=title)
+    finish(ax, xlabel=said(width), ylabel="effective learning rate" if len(styles) > 1 else look.drawn, title=title)
     return ax
 
 

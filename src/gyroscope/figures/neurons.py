@@ -10,9 +10,10 @@ from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.drawing import MANY, Style, depth_key, draw_lines, finish, own_axes, span, style_key
-from gyroscope.figures.looks import frame, look_of
+from gyroscope.figures.looks import frame
 from gyroscope.figures.over_depth import BARS, colours, draw_bars, layer_axis
 from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, described, find, flag, held, holds
+from gyroscope.store.labels import look_of
 
 Show = Literal["activity", "rotation"]
 

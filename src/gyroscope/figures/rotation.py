@@ -21,9 +21,10 @@ from gyroscope.base.accepted import listed, real
 from gyroscope.errors import FigureError
 from gyroscope.figures.drawing import DEPTH, as_picture, depth_bar, depth_key, draw_lines, finish, own_axes, span
 from gyroscope.figures.log_axis import log_ticks
-from gyroscope.figures.looks import Look, frame, limits, look_of, settle, short_names, stride
-from gyroscope.figures.looks import limits as limits_of
+from gyroscope.figures.looks import frame, short_names, stride
 from gyroscope.figures.run_data import Layers, RunLike, Series, as_run, at_least_one, find, flag, numbers
+from gyroscope.store.labels import Look, limits, look_of, settle
+from gyroscope.store.labels import limits as limits_of
 
 
 def rotation_curves(
@@ -91,7 +92,7 @@ def rotation_curves(
     finish(
         ax,
         xlabel=xlabel if xlabel is not None else "step" if names else "epoch",
-        ylabel=ylabel if ylabel is not None else look_of("rotation").label,
+        ylabel=ylabel if ylabel is not None else look_of("rotation").drawn,
         title=title,
     )
     return ax
@@ -238,7 +239,7 @@ def rotation_heatmap(
     )
     figure = ax.get_figure()
     assert isinstance(figure, Figure)
-    bar = figure.colorbar(image, ax=ax, pad=0.02, aspect=20, label=look.label)
+    bar = figure.colorbar(image, ax=ax, pad=0.02, aspect=20, label=look.drawn)
     if look.scale == "log":
         log_ticks(bar.ax.yaxis, low, high)
     height = ax.get_window_extent().height / figure.dpi

@@ -10,9 +10,9 @@ from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.drawing import finish, own_axes, span, thin
-from gyroscope.figures.looks import literal
 from gyroscope.figures.over_depth import colours
 from gyroscope.figures.run_data import Measured, RunLike, as_run, described
+from gyroscope.store.labels import literal
 
 # More lines than this in one panel cannot be told apart.
 _SHOWN = 5

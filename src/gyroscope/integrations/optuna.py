@@ -7,7 +7,6 @@ share a study through its storage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +144,11 @@ class GyroscopePruner(_optuna.pruners.BasePruner):  # type: ignore[misc, name-de
         return any(one["severity"] == "serious" and one["kind"] not in self._mute for one in found)
 
     def _lags(self, study: Any, trial: Any) -> bool:
-        best = None
-        with suppress(ValueError):  # no trial is completed yet
+        try:
             best = study.best_trial
-        mine = trial.user_attrs.get(ROTATION)
-        theirs = None if best is None else best.user_attrs.get(ROTATION)
+        except ValueError:  # no trial is completed yet
+            return False
+        mine, theirs = (one.user_attrs.get(ROTATION) for one in (trial, best))
         if not self._lag or not mine or not theirs or trial.last_step not in best.intermediate_values:
             return False
         (step, rotation), (steps, values) = mine[-1], zip(*theirs, strict=True)

@@ -98,6 +98,7 @@ class Monitor:
         path: the run's folder; None on a rank that holds a replica, where `run` was not given.
         layers: the names of the layers, in forward order.
         error: the error that stopped the monitor, or None. Errors of the monitor never stop training.
+        live: the address of the page that shows the run, where `watch(live=True)` has started one; None otherwise.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Monitor:
         self.path = path
         self.layers = tuple(layer.name for layer in layers)
         self.error: Exception | None = None
+        self.live: str | None = None
         self._sharded, self._held, self._table = about.shared, about.held, about.layers
         # A replica adds nothing to what the first rank measures; shards are all needed.
         self._active = about.shared or about.writes

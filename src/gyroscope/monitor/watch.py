@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.base.accepted import listed, real, text
+from gyroscope.base.accepted import listed, real, text, whole
 from gyroscope.diagnosis.diagnose import checked_kinds
 from gyroscope.diagnosis.finding import Finding
 from gyroscope.errors import ConditioningError, MonitorError, StoreError
@@ -28,6 +28,7 @@ from gyroscope.layers.layer import layers as find_layers
 from gyroscope.layers.untouched import bare as bare_model
 from gyroscope.monitor import resume
 from gyroscope.monitor.clock import Pace
+from gyroscope.monitor.live_page import show
 from gyroscope.monitor.monitor import Monitor, Raised, check_numbers
 from gyroscope.monitor.quantities import find
 from gyroscope.monitor.recorder import About
@@ -75,6 +76,7 @@ def watch(
     diagnose: bool = True,
     on_finding: Callable[[Finding], object] | Literal["raise"] | None = None,
     mute: str | Iterable[str] = (),
+    live: bool | int = False,
 ) -> Monitor:
     """Measure and record what every layer of `model` does at each step of `optimizer`.
 
@@ -119,6 +121,8 @@ def watch(
         on_finding: called with each alarm (a `gyroscope.diagnosis.Finding`), on the writer's thread; or "raise", to
             raise a `FindingError` in the training loop, at the next step after a serious finding.
         mute: kinds of finding to leave out.
+        live: also show the run in a browser while it is recorded: True on any free port, or a port. A process of its
+            own serves the page (docs/live.md) until this process ends; its address is printed, and is `monitor.live`.
 
     Returns:
         The monitor, with `log`, `note`, `flush`, `sample`, `cost` and `close`. It is also a context manager.
@@ -143,6 +147,7 @@ def watch(
     how = Holding(reference_dtype, reference_device, _memory(reference_memory))
     _check_flags(neurons=neurons, activations=activations, diagnose=diagnose)
     _check_on_finding(on_finding)
+    _check_live(live)
     muted = checked_kinds(mute)
     _check_loss(loss)
     analyses = None if conditioning is None else _schedule(conditioning, budget)
@@ -175,7 +180,7 @@ def watch(
         conditioning=None if analyses is None else analyses.every,
     )  # fmt: skip
     try:
-        return Monitor(
+        monitor = Monitor(
             model, chosen, optimizers, about, pace, path=path, loss=loss, activations=activations, neurons=neurons,
             threshold=threshold, conditioning=analyses, reference=values, step=None if step is None else int(step),
         )  # fmt: skip
@@ -184,6 +189,9 @@ def watch(
             with suppress(OSError):  # it holds a run already
                 path.rmdir()
         raise
+    if live and about.writes:
+        monitor.live = show(about.path, port=0 if isinstance(live, bool | np.bool_) else int(live))
+    return monitor
 
 
 def _optimizers(given: Any) -> list[Optimizer]:
@@ -370,6 +378,12 @@ def _check_on_finding(given: Any) -> None:
     """Reject what can neither be called nor is "raise"."""
     if given is not None and given != "raise" and not callable(given):
         raise MonitorError(f"`on_finding` must be a function of a finding, 'raise' or None, got {given!r:.80}.")
+
+
+def _check_live(given: Any) -> None:
+    """Reject what is neither a flag nor a port."""
+    if not isinstance(given, bool | np.bool_) and not 1 <= (whole(given) or 0) <= 65535:
+        raise MonitorError(f"`live` must be True, False or a port from 1 to 65535, got {given!r:.80}. Try True.")
 
 
 def _check_flags(**values: Any) -> None:

@@ -15,7 +15,7 @@ from gyroscope.store.reader import Run
 
 _LOG = logging.getLogger("gyroscope")
 #: The depth of folders to look for runs in.
-_DEPTH = 3
+DEPTH = 3
 
 
 def load(path: str | os.PathLike[str] | Run) -> Run:
@@ -66,7 +66,7 @@ def runs(folder: str | os.PathLike[str] = "runs", *, broken: list[StoreError] | 
             f"'{top}/first')` creates one."
         )
     found: list[tuple[float, str, Run]] = []
-    for path in run_folders(top, _DEPTH):
+    for path in run_folders(top, DEPTH):
         try:
             # Closed at once, because there may be more runs than files that can be open.
             with load(path) as run:
@@ -88,21 +88,48 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
     ...     distinct_names([write_example(f"{folder}/{name}") for name in ("a/seed-0", "b/seed-0")])
     ['a/seed-0', 'b/seed-0']
     """
-    short = [run.name for run in runs]
-    if len(set(short)) == len({run.path for run in runs}):
+    return distinct([run.path for run in runs])
+
+
+def distinct(paths: Sequence[Path]) -> list[str]:
+    """Return the names of folders, or their paths from a common one if the names are not distinct.
+
+    >>> distinct([Path("/runs/a/seed-0"), Path("/runs/b/seed-0")]), distinct([Path("/runs/a"), Path("/other/b")])
+    (['a/seed-0', 'b/seed-0'], ['a', 'b'])
+    """
+    short = [path.name for path in paths]
+    if len(set(short)) == len(set(paths)):
         return short
-    root = os.path.commonpath([run.path.parent for run in runs])
-    return [os.path.relpath(run.path, root) for run in runs]
+    root = os.path.commonpath([path.parent for path in paths])
+    return [os.path.relpath(path, root) for path in paths]
 
 
-def run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders of runs: `folder` itself, or those within, up to `depth` deep."""
+def run_folders(folder: Path, depth: int, within: str | None = None) -> Iterator[Path]:
+    """Yield the folders of runs: `folder` itself, or those within, up to `depth` deep.
+
+    Links that lead out of the real path `within` are not followed, if it is given.
+    """
     if (folder / schema.FILE).is_file():
         yield folder
     elif depth > 0:
         try:
-            inner = [Path(entry) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+            with os.scandir(folder) as entries:
+                inner = [
+                    Path(entry) for entry in entries
+                    if entry.is_dir() and not entry.name.startswith(".")
+                    and (within is None or not entry.is_symlink() or is_within(entry.path, within))
+                ]  # fmt: skip
         except OSError:
             return
         for path in sorted(inner):
-            yield from run_folders(path, depth - 1)
+            yield from run_folders(path, depth - 1, within)
+
+
+def is_within(path: str | os.PathLike[str], folder: str) -> bool:
+    """Return True if a path, its links followed, lies in `folder`, a real path, or is that folder.
+
+    >>> is_within("/usr/../etc/hosts", "/usr"), is_within("/usr/lib", "/usr"), is_within("/usr2", "/usr")
+    (False, True, False)
+    """
+    real = os.path.realpath(path)
+    return real == folder or real.startswith(folder.rstrip(os.sep) + os.sep)

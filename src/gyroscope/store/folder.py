@@ -181,5 +181,7 @@ def request(run: Path, steps: int) -> None:
     '20\n'
     """
     new = run / f".{REQUEST}"
-    new.write_text(f"{steps}\n")
+    new.unlink(missing_ok=True)
+    with new.open("x") as file:  # a new file: if the folder is of unknown origin, a link could lead to any other
+        file.write(f"{steps}\n")
     new.replace(run / REQUEST)  # whole or not at all: somebody is looking for it

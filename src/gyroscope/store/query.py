@@ -64,6 +64,7 @@ class Query:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self._log, _, self._journal = schema.beside(file)
         self._connection: sqlite3.Connection | None = None
         self._opened: State | None = None
         self._locks = False  # of SQLite, which keep what is read from being changed meanwhile
@@ -123,8 +124,7 @@ class Query:
                 raise
             # A killed run that SQLite can only read if it may write or lock files.
             self._copy, self._locks = TemporaryDirectory(), False
-            log, _, journal = schema.beside(self.file)
-            for path in (self.file, log, journal):
+            for path in (self.file, self._log, self._journal):
                 if path is self.file or path.exists():
                     shutil.copyfile(path, Path(self._copy.name) / path.name)
             self._connection = self._checked(Path(self._copy.name) / self.file.name, _OWN)
@@ -157,9 +157,8 @@ class Query:
             state = os.stat(self.file)
         except OSError:
             raise StoreError(_absent(self.file)) from None
-        log, _, journal = schema.beside(self.file)
         held = lock.is_held(self.file.parent)
-        if journal.exists() or _size(log) > 0:
+        if self._journal.exists() or _size(self._log) > 0:
             return State(os.getpid(), False, held, (state.st_ino,))
         return State(os.getpid(), True, held, (state.st_ino, state.st_size, state.st_mtime_ns))
 

@@ -53,7 +53,7 @@ def demo(
         _load()
         measured, trials = _train(out / "runs", count, quick, jobs or min(os.cpu_count() or 1, 8), again)
         with loading(what="Drawing"):
-            written = _write(measured, out, command)
+            written = _write(measured, out, command, trials[::count])
     except KeyboardInterrupt:
         fail(f"interrupted; to resume: {command}", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
@@ -91,10 +91,12 @@ def _train(runs: Path, seeds: int, quick: bool, jobs: int, again: bool) -> tuple
         return lab.run(laboratory, seeds=range(seeds), recipes=recipes, task=task), trials
 
 
-def _write(measured: Demo, out: Path, command: str) -> list[Path]:
+def _write(measured: Demo, out: Path, command: str, shown: list[Trial]) -> list[Path]:
+    from gyroscope import report
     from gyroscope.figures import Panel, rotation_panels, save
-    from gyroscope_lab.papers.demo import accuracy_text, page
+    from gyroscope_lab.papers.demo import about, accuracy_text
     from gyroscope_lab.papers.rotation.panels import title
+    from gyroscope_lab.training.archive import Archive
 
     panels = [
         Panel(title=title(cell.recipe), curves=cell.rotation, note=f"test {accuracy_text(cell)} %")
@@ -103,9 +105,15 @@ def _write(measured: Demo, out: Path, command: str) -> list[Path]:
     runs = "1 seed" if len(measured.seeds) == 1 else f"mean of {len(measured.seeds)} seeds"
     heading = f"How far each layer rotates from its initialization ({runs})"
     figures = save(rotation_panels(panels, title=heading), out / "rotation")
-    numbers, index = out / "demo.json", out / "index.html"
+    numbers = out / "demo.json"
     numbers.write_text(json.dumps({**measured.as_json(), "command": command}, indent=1, allow_nan=False) + "\n")
-    index.write_text(page(measured, (out / "rotation.svg").read_bytes(), command=command), encoding="utf-8")
+    index = report(
+        [Archive(out / "runs").folder(trial) for trial in shown],
+        out / "index.html",
+        labels=[trial.recipe.name for trial in shown],
+        title="How far layers rotate, and how well a network generalizes",
+        about=about(measured, command=command),
+    )
     return [index, *figures, numbers]
 
 

@@ -1,0 +1,79 @@
+"""`gyroscope report`: runs as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gyroscope.cli import options
+from gyroscope.cli.compare import Given, given
+from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.options import Target, target
+from gyroscope.cli.printed import echo
+from gyroscope.errors import GyroscopeError
+
+_NAME = "report.html"
+
+
+def report(
+    runs: Annotated[
+        list[Given],
+        typer.Argument(
+            parser=given,
+            metavar="[LABEL=]RUN...",
+            help="Folders of runs, or folders that contain runs; LABEL is their name on the page.",
+            show_default=False,
+            autocompletion=options.run_paths,
+        ),
+    ],
+    out: Annotated[
+        Target | None,
+        typer.Option(
+            "--out",
+            "-o",
+            parser=target,
+            metavar="<path>",
+            help=f"File to write, or folder to write {_NAME} to; a new folder ends in /.",
+            show_default=_NAME,
+        ),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Keep every measured step.")] = False,
+    bins: Annotated[int, typer.Option(help="Most bins of a series; longer ones are shown in bins.")] = 512,
+    title: Annotated[str | None, typer.Option(help="Title of the page.", show_default="the name of the run")] = None,
+) -> None:
+    """Write runs as one HTML file, which can be opened anywhere and mailed.
+
+    The page shows findings, a heatmap of layers and steps, curves, a table of the layers, and several runs side by
+    side. Everything is in the file: it makes no request.
+
+    Series of more steps than --bins are shown in bins, with mean, minimum and maximum of each; --full keeps every step.
+
+    For example: gyroscope report runs/first -o first.html, or gyroscope report plain=runs/1 decay=runs/2
+    """
+    from gyroscope.page.report import report as write
+
+    if bins < 1:
+        fail(f"--bins must be a whole number >= 1, got {bins}", code=BAD_ARGUMENT)
+    file = Path(_NAME) if out is None else out.path / _NAME if out.folder else out.path
+    problems: list[GyroscopeError] = []
+    try:
+        written = write(
+            [one.path for one in runs],
+            file,
+            full=full,
+            bins=bins,
+            title=title,
+            labels=[one.label for one in runs],
+            broken=problems,
+        )
+    except KeyboardInterrupt:
+        fail("interrupted", code=INTERRUPTED)
+    except GyroscopeError as error:
+        fail(str(error), code=FAILED)
+    for problem in problems:
+        echo(f"gyroscope: {problem}", err=True)
+    echo(f"Wrote {written} ({written.stat().st_size / 1e3:,.0f} kB)")
+    if problems:
+        raise typer.Exit(FAILED)
