@@ -6,10 +6,8 @@ import torch
 
 import gyroscope
 from gyroscope.store.record import Event, Scalars
-from page.browser import Tab, launched, needs_browser
+from page.browser import Tab, launched
 from page.made import HOSTILE, written
-
-pytestmark = needs_browser
 
 
 def network():
