@@ -28,6 +28,9 @@ def few_pixels(monkeypatch):
 
 @pytest.fixture
 def forked_workers(monkeypatch):
-    """Fork worker processes instead of spawning them, for tests of how they end."""
+    """Fork worker processes instead of spawning them, which takes seconds each."""
     context = forked.context()
     monkeypatch.setattr("multiprocessing.get_context", lambda method: context)
+    monkeypatch.setattr(
+        "torch.multiprocessing.spawn", lambda act, args, nprocs: forked.start(act, *args, processes=nprocs)
+    )
