@@ -1,5 +1,7 @@
 import json
+import lzma
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -50,6 +52,15 @@ def photographs(many, labels=1, seed=0):
     return np.concatenate([random.integers(0, 10, (many, labels), dtype=np.uint8), pixels], axis=1).tobytes()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def soon_compressed():
+    """Compress the code less than is worthwhile for an upload, in a tenth of the time."""
+    compress = lzma.compress
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lzma, "compress", lambda content, preset: compress(content, preset=0))
+        yield
+
+
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory):
     """A folder with the queue, data and trainings of a sender, and its packs in `packs`."""
@@ -70,7 +81,10 @@ def sent(tmp_path_factory):
     (unfinished / "checkpoint.pt").write_bytes(os.urandom(700_000))
     (unfinished / "run.sqlite").write_bytes(b"the run so far")
     (unfinished / "run.lock").touch()
-    subprocess.run([TOOLS / "pack_for_gpu", *arguments(folder, folder / "packs")], check=True, env=with_python())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TOOLS)
+        patch.setattr(sys, "argv", [str(TOOLS / "pack_for_gpu"), *arguments(folder, folder / "packs")])
+        runpy.run_path(sys.argv[0], run_name="__main__")
     return folder
 
 
@@ -78,11 +92,6 @@ def arguments(folder, out):
     places = [f"--{name}={folder / name}" for name in ("data", "runs", "kept")]
     queued = f"--queue={folder / 'queue.md'}"
     return [str(out), *places, queued, "--tasks", "c10-cnn1", "--minutes", "3", "--limit-mib", "0.5"]
-
-
-def with_python():
-    """An environment in which `python3` is the Python of the tests."""
-    return os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
 
 
 def started(folder, *given, python=sys.executable, **environment):
@@ -99,6 +108,11 @@ def received(sent, tmp_path):
         if path.name != "manifest.json":
             (tmp_path / path.name).write_bytes(path.read_bytes())
     return tmp_path
+
+
+def test_the_tool_can_be_started_by_its_name():
+    assert os.access(TOOLS / "pack_for_gpu", os.X_OK)
+    assert (TOOLS / "pack_for_gpu").read_text().startswith("#!/usr/bin/env python3\n")
 
 
 def test_packs_are_no_larger_than_the_limit_and_large_files_are_cut(sent):
@@ -141,16 +155,20 @@ def test_all_packs_are_unpacked_as_they_were_and_the_command_is_run_from_there(s
 
 
 def test_the_packed_code_and_queue_are_those_that_run(received):
-    assert started(received, "--dry-run").returncode == 0
+    shown = started(received, "--dry-run")
     work = received / "gyroscope-box"
-    read = "from gyroscope_lab.papers import queue; import gyroscope; from pathlib import Path\n"
-    read += "from gyroscope_lab.training.archive import Archive; from gyroscope_lab.engine.laboratory import Lab\n"
-    read += "print(gyroscope.__file__)\n"
-    read += "for one in queue.read(Path('results/queue.md'), Lab(Archive('results/runs'), scale='full')):\n"
-    read += "    print(one.trial.task.name)\n"
-    environment = os.environ | {"PYTHONPATH": str(work / "src")}
-    shown = subprocess.check_output([sys.executable, "-c", read], cwd=work, env=environment, text=True)
-    assert shown.splitlines() == [str(work / "src/gyroscope/__init__.py"), "c10-cnn1", "c10-cnn1"]
+    [path] = [word for word in shlex.split(shown.stdout.splitlines()[-1]) if word.startswith("PYTHONPATH=")]
+    environment = os.environ | {"PYTHONPATH": path.removeprefix("PYTHONPATH=")}
+    read = "import gyroscope, gyroscope_lab; print(gyroscope.__file__, gyroscope_lab.__file__)"
+    said = subprocess.check_output([sys.executable, "-c", read], cwd=work, env=environment, text=True)
+    packages = "src/gyroscope", "lab/src/gyroscope_lab"
+    assert said.split() == [str(work / package / "__init__.py") for package in packages]
+    for package in packages:
+        modules = sorted(path.relative_to(ROOT) for path in (ROOT / package).rglob("*.py"))
+        assert modules == sorted(path.relative_to(work) for path in (work / package).rglob("*.py"))
+        assert all((work / module).read_bytes() == (ROOT / module).read_bytes() for module in modules)
+    entries = queue.read(work / "results/queue.md", Lab(Archive(work / "results/runs"), scale="full"))
+    assert [one.trial.task.name for one in entries] == ["c10-cnn1", "c10-cnn1"]
 
 
 def test_the_command_replaces_start_and_its_status_is_returned(received):

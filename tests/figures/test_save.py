@@ -26,6 +26,21 @@ def test_without_an_ending_png_and_svg_are_written(tmp_path):
     assert imread(written[0]).std() > 0
 
 
+def test_both_formats_have_one_layout_and_the_figure_keeps_its_engine(tmp_path):
+    figure = rotation_curves([[0.0], [0.5]]).get_figure()
+    engine = figure.get_layout_engine()
+    places, write = [], figure.savefig
+
+    def savefig(*args, **options):
+        write(*args, **options)
+        places.append(figure.axes[0].get_position().bounds)
+
+    figure.savefig = savefig
+    save(figure, tmp_path / "curves")
+    assert places[0] == places[1]
+    assert figure.get_layout_engine() is engine is not None
+
+
 @pytest.mark.parametrize("name", ["curves.jpg", "curves.pgn", "curves.tiff"])
 def test_other_formats_are_refused_before_anything_is_written(tmp_path, name):
     with pytest.raises(FigureError, match=r"must end in \.png, \.svg, \.pdf"):

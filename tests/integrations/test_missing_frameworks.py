@@ -1,19 +1,22 @@
 """An adapter whose framework is not installed says which extra to install, and the other integrations work."""
 
-import subprocess
-import sys
-
 import pytest
+
+import forked
 
 PROGRAM = """
 import sys
-sys.modules[sys.argv[1]] = None  # as if it were not installed
+sys.modules[{framework!r}] = None  # as if it were not installed
 import gyroscope.integrations
-assert not {"transformers", "accelerate", "lightning"} & {name for name, module in sys.modules.items() if module}
+assert not {{"transformers", "accelerate", "lightning"}} & {{name for name, module in sys.modules.items() if module}}
 try:
-    __import__(f"gyroscope.integrations.{sys.argv[1]}")
+    __import__("gyroscope.integrations.{framework}")
 except ImportError as error:
-    print(type(error).__name__, error)
+    assert type(error).__name__ == "MissingExtraError"
+    assert str(error).startswith("{adapter} cannot import {framework}")
+    assert str(error).endswith("pip install 'gyroscope[{framework}]'")
+else:
+    raise AssertionError("{framework} was imported")
 """
 
 
@@ -21,6 +24,4 @@ except ImportError as error:
     ("framework", "adapter"), [("transformers", "GyroscopeCallback"), ("optuna", "GyroscopePruner")]
 )
 def test_a_missing_framework_names_its_extra(framework: str, adapter: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, framework], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"MissingExtraError {adapter} cannot import {framework}")
-    assert done.stdout.endswith(f"pip install 'gyroscope[{framework}]'\n")
+    forked.execute(PROGRAM.format(framework=framework, adapter=adapter))

@@ -43,6 +43,16 @@ class MadeLab(Lab):
         return [self.make(trial) for trial in trials]
 
 
+@dataclass(frozen=True)
+class BriefLab(Lab):
+    """A laboratory whose trainings have as many epochs as it is told."""
+
+    epochs: int = 5
+
+    def task(self, name):
+        return super().task(name).lasting(self.epochs)
+
+
 def raw(lab, trial):
     """A trial's result as in the archive's file, read without the archive; the trial is run if necessary."""
     lab.run([trial])

@@ -226,7 +226,7 @@ def test_1202_layers_take_a_step_with_recomputation_and_without() -> None:
             if isinstance(module, Block):
                 module.checkpointed = checkpointed
         made.zero_grad()
-        loss = F.cross_entropy(made(images(2)), torch.tensor([1, 7]))
+        loss = F.cross_entropy(made(images(2)[..., :8, :8]), torch.tensor([1, 7]))
         loss.backward()
         losses.append(loss.item())
         gradients.append([parameter.grad for parameter in made.parameters()])

@@ -92,6 +92,7 @@ def test_every_image_is_where_its_class_says_pixel_by_pixel(tmp_path, within):
     assert found.classes == 3
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_decode_the_same_images(tmp_path):
     seen = []
     tiny(tmp_path / "one"), tiny(tmp_path / "two")

@@ -91,6 +91,7 @@ def test_the_rest_of_the_trainings_alone_are_what_their_reports_say():
     assert 0 <= accuracy(prepared("PyTorch 51800", 0, faulty=True)) <= 1
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("name", "kind", "steps"),
     [("PyTorch 104336", "ranks_differ", 60), ("StackOverflow 60335387", "gradients_accumulate", None)],

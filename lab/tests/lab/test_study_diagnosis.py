@@ -47,6 +47,7 @@ def test_without_verdicts_nothing_is_concluded(lab):
         study(STUDY).run(replace(lab, known=True))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_smoke_scale_trains_five_cases_and_keeps_their_verdicts(lab, tmp_path):
     report = study(STUDY).run(lab)
     assert report.numbers == {"cases": 5, "held_out": 5}

@@ -14,8 +14,15 @@ from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.tasks import task
 from gyroscope_lab.training.trial import Trial
+from lab.made_lab import BriefLab
 
 [STUDY] = STUDIES
+
+
+@pytest.fixture(scope="module")
+def lab(lab):
+    """Factors and rates that no other study has, which five epochs tell apart."""
+    return BriefLab(lab.archive, lab.scale, engine=lab.engine, epochs=5)
 
 
 @pytest.fixture(scope="module")

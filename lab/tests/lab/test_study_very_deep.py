@@ -25,11 +25,7 @@ from gyroscope_lab.papers.conditioning.very_deep import (
 )
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.last_layer import FILE, Followed, followed
-from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
-from gyroscope_lab.training.tasks import task
-from gyroscope_lab.training.training import train
-from gyroscope_lab.training.trial import Trial
 from lab.made_lab import knowing
 
 FIG6, FIG7, FIG9 = STUDIES
@@ -258,13 +254,12 @@ def test_of_what_is_known_the_networks_whose_course_was_kept_are_shown(lab, tmp_
 
 
 @pytest.mark.parametrize(("model", "stalls"), [("resnet-56", True), ("resnet-lastbn-56", False)])
-def test_a_residual_network_trained_as_in_the_paper_stalls_unless_its_last_input_is_normalized(tmp_path, model, stalls):
-    digits = replace(task("digits-deep").lasting(6), model=model)
-    digits = replace(digits, schedule=replace(digits.schedule, cuts=()))
-    recipe = Recipe("SGD", 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
-    train(Trial(digits, recipe, seed=1, follows=True), digits.source.load(), folder=tmp_path)
-    course = followed(tmp_path)
-    with gyroscope.load(tmp_path) as run:
+def test_a_residual_network_trained_as_in_the_paper_stalls_unless_its_last_input_is_normalized(lab, model, stalls):
+    [trial] = [lab.trial(trial) for trial in FIG7.trials(lab) if trial.task.model == model]
+    lab.run([trial])
+    folder = lab.archive.folder(trial)
+    course = followed(folder)
+    with gyroscope.load(folder) as run:
         found, dominations, words = stalled(run), dominated(run), in_words(run)
     if not stalls:
         assert (found, dominations) == (None, [])
