@@ -30,7 +30,7 @@ QUICK  := \
             fault_scores.py demo_words.py study_multipliers.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integrations quick lint types unit gpu bench docs clean
+.PHONY: help demo test test-integrations quick lint types unit gpu bench page docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -97,6 +97,9 @@ bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results
 	$(BIN)/python benchmarks/start_up.py
 	$(BIN)/python benchmarks/conditioning_cost.py --device cpu
 	$(BIN)/python benchmarks/report.py
+
+page:  ## minify the page's scripts and styles (needs npm); commit what it writes
+	tools/build_page
 
 docs: $(READY)  ## run every example in the documents and check every link between them
 	$(BIN)/pytest tests/docs

@@ -2,6 +2,7 @@
 
     python benchmarks/fine_tuning.py --device cpu --size 110m
     python benchmarks/fine_tuning.py --device cuda --size 7b
+    python benchmarks/fine_tuning.py --size 7b --adapters --batch 1 --length 16   # 16 GiB of memory are enough
 
 The model is a decoder as Llama's, randomly initialized, in bfloat16, under AdamW. Every contender trains in a process
 of its own, so that the peak of its memory is its own, on the same batches and from the same weights. Watched ones
@@ -17,7 +18,7 @@ import resource
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ SIZES = {
     "5m": Size(256, 768, 2, 4, 4000, 1, 16),
     "110m": Size(768, 2048, 12, 12, 16000, 1, 64),
     "340m": Size(1024, 2816, 24, 16, 16000, 1, 64),
+    "1b": Size(2048, 5632, 22, 16, 32000, 1, 32),
     "7b": Size(4096, 11008, 32, 32, 32000, 4, 1024),
 }
 RANK = 16
@@ -114,8 +116,9 @@ class Adapted(nn.Module):
 def made(size: Size, device: torch.device, adapters: bool) -> nn.Module:
     """A model in bfloat16, with random weights of 0.02, made where it trains."""
     torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)  # made in float32 first, 7 billion parameters would take 28 GB
     with torch.device(device):
-        model = Decoder(size).to(torch.bfloat16)
+        model = Decoder(size)
         for layer in gyroscope.layers(model):
             nn.init.normal_(layer.parameter, std=0.02)
         if adapters:
@@ -123,6 +126,7 @@ def made(size: Size, device: torch.device, adapters: bool) -> nn.Module:
             for block in model.blocks:
                 for name in ("q_proj", "v_proj"):
                     setattr(block.attention, name, Adapted(getattr(block.attention, name)))
+    torch.set_default_dtype(torch.float32)
     return model
 
 
@@ -136,9 +140,9 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 }
 
 
-def contend(name: str, size_name: str, kind: str, steps: int, answer: Any) -> None:
+def contend(name: str, size: Size, kind: str, steps: int, answer: Any) -> None:
     """Train one contender, and answer with what it took."""
-    size, device, options = SIZES[size_name], torch.device(kind), CONTENDERS[name]
+    device, options = torch.device(kind), CONTENDERS[name]
     model = made(size, device, options.get("adapters", False))
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=device.type == "cuda")
@@ -224,19 +228,25 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", default="110m", choices=list(SIZES))
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--batch", type=int, help="another number of sequences")
+    parser.add_argument("--length", type=int, help="another length of the sequences")
+    parser.add_argument("--adapters", action="store_true", help="the contenders with adapters alone")
     parser.add_argument("--out", default=None)
     arguments = parser.parse_args()
-    device = torch.device(arguments.device)
+    device, size = torch.device(arguments.device), SIZES[arguments.size]
+    size = replace(size, batch=arguments.batch or size.batch, length=arguments.length or size.length)
     result: dict[str, Any] = {
         "environment": environment(device),
         "command": "python benchmarks/fine_tuning.py " + " ".join(sys.argv[1:]),
-        "size": {"name": arguments.size, **vars(SIZES[arguments.size])},
+        "size": {"name": arguments.size, **vars(size)},
         "contenders": {},
     }
     context = multiprocessing.get_context("spawn")
     for name in CONTENDERS:
+        if arguments.adapters and not name.startswith("adapters"):
+            continue
         answer = context.SimpleQueue()
-        process = context.Process(target=contend, args=(name, arguments.size, device.type, arguments.steps, answer))
+        process = context.Process(target=contend, args=(name, size, device.type, arguments.steps, answer))
         process.start()
         process.join()
         if process.exitcode != 0 or answer.empty():
@@ -245,14 +255,14 @@ def main() -> None:
         held = found.get("watch", {}).get("held", "")
         print(f"{name:36} {found['step']['median_ms']:9.1f} ms  peak {found['peak_bytes'] / 2**30:6.2f} GiB  {held}")
     watched = {name: one["watch"] for name, one in result["contenders"].items() if "watch" in one}
-    if device.type == "cpu":
+    if device.type == "cpu" and not arguments.adapters:
         result["sample"] = errors(watched["all weights"], watched["all weights, limited"])
         print(result["sample"])
     for one in watched.values():  # they are compared above, and long
         del one["rotation"]
         if one["sample"]:
             one["sample"] = {"layers": len(one["sample"]["error"]), "error": max(one["sample"]["error"].values())}
-    here = Path(__file__).parent / "results" / f"fine_tuning_{device.type}.json"
+    here = Path(__file__).parent / "results" / f"fine_tuning_{arguments.size}_{device.type}.json"
     write(arguments.out or here, result)
 
 

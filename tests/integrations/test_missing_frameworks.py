@@ -18,7 +18,7 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize(
-    ("framework", "adapter"), [("transformers", "GyroscopeCallback"), ("accelerate", "GyroscopeTracker")]
+    ("framework", "adapter"), [("transformers", "GyroscopeCallback"), ("optuna", "GyroscopePruner")]
 )
 def test_a_missing_framework_names_its_extra(framework: str, adapter: str) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, framework], capture_output=True, text=True, check=True)

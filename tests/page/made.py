@@ -36,10 +36,8 @@ def write_bundle(folder):
     (folder / "vendor").mkdir(parents=True)
     for name, text in {
         "page.html": TEMPLATE,
-        "page.css": "body { color: red; }\n",
-        "order.txt": "second.js\nfirst.js\n",
-        "first.js": "show(two);",
-        "second.js": "const two = 2; // \"<b>\" & 'quotes'",
+        "page.min.css": "body { color: red; }\n",
+        "page.min.js": "const two = 2; // \"<b>\" & 'quotes'",
         "vendor/plot.iife.min.js": "var plot = 1 < 2;",
         "vendor/plot.min.css": ".plot > a { }",
         "vendor/plot.LICENSE": "Permission is granted.\n",

@@ -97,6 +97,7 @@ def test_a_head_has_the_layers_the_quantities_and_their_counts(trained):
         name: len(trained.where(name)) for name in trained.quantities if len(trained.where(name))
     }
     rotation = next(one for one in shown["quantities"] if one["name"] == "rotation")
+    assert rotation.pop("last") == pytest.approx(trained.series("rotation")[-1].tolist(), rel=1e-3)
     assert rotation == {
         "name": "rotation", "label": "rotation (cosine distance)", "unit": "1", "scale": "fraction", "noisy": False,
         "group": "rotation", "count": len(trained.where("rotation")), "meaning": trained.quantities["rotation"].meaning,

@@ -80,10 +80,10 @@ def test_a_server_states_the_policy_itself():
     assert policy_of("'none'") == policy_of() == Read("".join(document(CONFIG))).policy
 
 
-def test_scripts_are_inlined_in_their_order_within_one_function_after_those_of_others():
+def test_scripts_are_inlined_after_those_of_others_with_their_license():
     vendor, own = Read("".join(document(CONFIG))).scripts
     assert vendor == "/*\nPermission is granted.\n*/\nvar plot = 1 < 2;"
-    assert own == '(() => {\n"use strict";\nconst two = 2; // "<b>" & \'quotes\'\nshow(two);\n})();\n'
+    assert own == "const two = 2; // \"<b>\" & 'quotes'"
 
 
 def test_the_page_is_told_its_configuration_and_finds_its_data():

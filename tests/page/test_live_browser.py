@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gyroscope.store import Event, LayerInfo, Rows, Scalars, Writer, load
-from page.live_browser import launched, page_in
+from page.browser import launched, page_in
 from page.live_server import QUANTITIES, Training, serving
 from page.test_live_server import Proxy, proxied
 

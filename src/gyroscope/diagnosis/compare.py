@@ -21,7 +21,7 @@ ACCURACIES: dict[str, tuple[str, ...]] = {
     "validation": ("validation_accuracy", "val_accuracy", "valid_accuracy", "val_acc"),
     "train": ("train_accuracy", "train_acc", "accuracy", "acc"),
 }
-# Steps that are read at a time, from the end, for the final rotation.
+# Steps that are read at a time, from the end, for final values.
 _PIECE = 50
 
 
@@ -155,16 +155,26 @@ def _number(given: Any) -> float | None:
 
 
 def _rotation(run: Run) -> tuple[float, float, float] | None:
-    if "rotation" not in run.quantities:
-        return None
-    where, final = run.where("rotation"), np.full(len(run.layers), nan)
-    # A layer that was not measured at the end counts with its last value.
-    while len(where) and not np.isfinite(final).all():
-        where, last = where[:-_PIECE], where[-_PIECE:]
-        for row in run.series("rotation", steps=last)[::-1]:
-            final = np.where(np.isfinite(final), final, row)
+    final = final_values(run, "rotation") if "rotation" in run.quantities else np.empty(0)
     known = final[np.isfinite(final)]
     return (float(known.min()), float(known.mean()), float(known.max())) if known.size else None
+
+
+def final_values(run: Run, quantity: str) -> npt.NDArray[np.float64]:
+    """Return the last known value of each layer; NaN for a layer that has none.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as run:
+    ...     final_values(run, "rotation").round(3).tolist()
+    [0.4, 0.6, 0.8]
+    """
+    where, final = run.where(quantity), np.full(len(run.layers), nan)
+    while len(where) and not np.isfinite(final).all():
+        where, last = where[:-_PIECE], where[-_PIECE:]
+        for row in run.series(quantity, steps=last)[::-1]:
+            final = np.where(np.isfinite(final), final, row)
+    return final
 
 
 def _last(run: Run, scalar: str) -> float | None:

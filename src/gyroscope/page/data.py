@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyroscope.base.markup import plain
-from gyroscope.diagnosis.compare import ACCURACIES, compared
+from gyroscope.diagnosis.compare import ACCURACIES, compared, final_values
 from gyroscope.diagnosis.diagnose import diagnose
 from gyroscope.diagnosis.finding import SEVERITIES, Diagnosis
 from gyroscope.diagnosis.predict import predictions
@@ -240,6 +240,7 @@ def _quantity(run: Run, name: str, where: Steps) -> Json:
         "noisy": look.noisy,
         "group": group_of(name),
         "count": len(where),
+        "last": _rounded(final_values(run, name), 4),
     }
 
 

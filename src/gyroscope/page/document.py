@@ -82,10 +82,9 @@ def json_text(data: Any) -> str:
 
 @lru_cache(maxsize=4)
 def parts(folder: Path) -> Parts:
-    """Read the bundle in `folder`.
+    """Read the bundle in `folder`: the scripts in `vendor`, each with its license before it, and the page's own.
 
-    The scripts are those in `vendor`, each with its license before it, and one with all the files that `order.txt`
-    lists, in this order, within one function: what a file defines is known to those after it, and to nobody else.
+    The page's own are made from the files in `front` by `tools/build_page`.
     """
 
     def text(path: Path) -> str:
@@ -95,12 +94,11 @@ def parts(folder: Path) -> Parts:
         license = path.with_name(f"{path.name.split('.')[0]}.LICENSE")
         return f"/*\n{text(license)}*/\n{text(path)}"
 
-    own = "\n".join(text(folder / name) for name in text(folder / "order.txt").split())
     vendor = folder / "vendor"
     return Parts(
         template=text(folder / "page.html"),
-        styles=tuple(text(path) for path in (*sorted(vendor.glob("*.css")), *sorted(folder.glob("*.css")))),
-        scripts=(*map(licensed, sorted(vendor.glob("*.js"))), f'(() => {{\n"use strict";\n{own}\n}})();\n'),
+        styles=(*map(text, sorted(vendor.glob("*.css"))), text(folder / "page.min.css")),
+        scripts=(*map(licensed, sorted(vendor.glob("*.js"))), text(folder / "page.min.js")),
     )
 
 

@@ -38,6 +38,30 @@ function timeLevels(codes, rows, bins, edges, width) {
 	return levels;
 }
 
+// With more rows than pixels, a line of pixels is the mean of its rows. The last result serves while only time moves.
+function squash(last, codes, bins, rows, top, each, count) {
+	if (last?.codes === codes && last.top === top && last.each === each) return last;
+	const lines = new Uint8Array(count * bins);
+	for (let y = 0, out = 0; y < count; y++) {
+		const a = Math.floor(top + y * each);
+		const b = Math.min(Math.max(a + 1, Math.floor(top + (y + 1) * each)), rows);
+		if (b === a + 2) for (let i = a * bins; i < (a + 1) * bins; i++, out++) {
+			const p = codes[i];
+			const q = codes[i + bins];
+			lines[out] = p && q ? (p + q) >> 1 : p || q;
+		} else for (let i = a * bins; i < (a + 1) * bins; i++, out++) {
+			let sum = 0;
+			let known = 0;
+			for (let k = i; k < b * bins; k += bins) {
+				sum += codes[k];
+				if (codes[k]) known++;
+			}
+			if (known) lines[out] = sum / known;
+		}
+	}
+	return { codes, top, each, lines };
+}
+
 const zoomed = ([a, b], at, factor) => [at - (at - a) * factor, at + (b - at) * factor];
 
 // The nearest range within limits that is at least `least` long.
@@ -57,6 +81,7 @@ function createHeatmap(on = null) {
 	const node = h(small ? "div.heat.small" : "div.heat", small ? { role: "img" } : { tabindex: 0, role: "application", "aria-roledescription": "heatmap", "aria-describedby": "heat-summary" }, base, over);
 	const [paper, glass, pixels] = [base.getContext("2d", { alpha: false }), over.getContext("2d"), image.getContext("2d")];
 	let buffer = null;
+	let squashed = null;
 	let d = null; // what is shown
 	let g = null; // geometry
 	let ink = null; // codes and colors
@@ -106,28 +131,6 @@ function createHeatmap(on = null) {
 	const rowAt = (y) => d.span[0] + ((y - g.top) / g.h) * (d.span[1] - d.span[0]);
 	const clip = (y) => Math.min(Math.max(y, g.top), g.top + g.h);
 
-	// With more rows than pixels, a pixel is the mean of its rows. The last result serves while only time moves.
-	let squashed = {};
-	function squash(codes, bins, top, each, count) {
-		if (squashed.codes === codes && squashed.top === top && squashed.each === each) return squashed.lines;
-		const lines = new Uint8Array(count * bins);
-		for (let y = 0; y < count; y++) {
-			const a = Math.floor(top + y * each);
-			const b = Math.min(Math.max(a + 1, Math.floor(top + (y + 1) * each)), d.rows.length);
-			for (let t = 0; t < bins; t++) {
-				let sum = 0;
-				let known = 0;
-				for (let i = a * bins + t; i < b * bins; i += bins) {
-					sum += codes[i];
-					if (codes[i]) known++;
-				}
-				if (known) lines[y * bins + t] = sum / known;
-			}
-		}
-		squashed = { codes, top, each, lines };
-		return lines;
-	}
-
 	function drawCells() {
 		const [[s0, s1], [r0, r1]] = [d.window, d.span];
 		const width = Math.max(1, Math.round(g.w * g.ratio));
@@ -147,10 +150,12 @@ function createHeatmap(on = null) {
 		if (buffer?.width !== width || buffer.height !== count) {
 			buffer = new ImageData((image.width = width), (image.height = count));
 		}
-		const lines = crowded ? squash(codes, bins, top, each, count) : codes.subarray(top * bins);
+		const lines = crowded ? (squashed = squash(squashed, codes, bins, d.rows.length, top, each, count)).lines : codes.subarray(top * bins);
 		const out = new Uint32Array(buffer.data.buffer);
 		const { colors } = ink;
-		for (let y = 0, i = 0; y < count; y++) for (let x = 0, at = y * bins; x < width; x++, i++) out[i] = columns[x] < 0 ? colors[0] : colors[lines[at + columns[x]]];
+		const [from, to] = [columns.findIndex((t) => t >= 0), columns.findLastIndex((t) => t >= 0) + 1]; // pixels with values
+		if (to - from < width) out.fill(colors[0]);
+		for (let y = 0; y < count && to; y++) for (let x = from, at = y * bins, i = y * width + from; x < to; x++, i++) out[i] = colors[lines[at + columns[x]]];
 		pixels.putImageData(buffer, 0, 0);
 		paper.imageSmoothingEnabled = false;
 		paper.drawImage(image, 0, r0 - top, width, crowded ? count : r1 - r0, g.left, g.top, g.w, g.h);

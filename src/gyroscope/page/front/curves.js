@@ -178,6 +178,7 @@ function createCurves(model, on) {
 		for (const info of shown()) wanted.set(info.name, () => makeCard(info.name, labelOf(info), quantityWords(info), async (log) => quantityData(info, await model.load(info.name), model.head, { ...state, log }), button("map", () => on.quantity(info.name), { label: `Show ${labelOf(info)} in the heatmap`, kind: "small" })));
 		for (const [key, card] of cards) if (!wanted.has(key)) {
 			watcher.unobserve(card.node);
+			card.chart.destroy();
 			cards.delete(key);
 		}
 		const nodes = [...wanted].map(([key, make]) => (cards.get(key) ?? make()).node);
@@ -220,6 +221,9 @@ function createCurves(model, on) {
 			for (const card of cards.values()) if (card.near) card.chart.point(step);
 		},
 		resize: () => cards.forEach((card) => card.chart.resize()),
-		destroy: () => watcher.disconnect(),
+		destroy() {
+			watcher.disconnect();
+			cards.forEach((card) => card.chart.destroy());
+		},
 	};
 }

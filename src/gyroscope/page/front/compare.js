@@ -105,6 +105,7 @@ function createCompare(app, runs) {
 		const scale = makeScale(app.state.scale ?? usualScale(info), info.scale, frames.map((frame) => frame.mean));
 		const ends = frames.flatMap((frame) => [frame.edges[0], frame.edges[frame.bins]]);
 		const full = ends.length ? [Math.min(...ends), Math.max(...ends)] : [0, 1];
+		drawn.forEach((one) => one.destroy?.());
 		drawn = [];
 		const layers = sound.map((model) => model.head.layers.map((layer) => layer.name));
 		const side = sound.map((model) => {
@@ -172,5 +173,5 @@ function createCompare(app, runs) {
 		if (fresh.length && !node.contains(document.activeElement)) await update();
 	}
 
-	return { node, update, ready: async () => {}, shown: update, redraw: update, changed, resize: () => drawn.forEach((one) => one.resize()), destroy() {} };
+	return { node, update, ready: async () => {}, shown: update, redraw: update, changed, resize: () => drawn.forEach((one) => one.resize()), destroy: () => drawn.forEach((one) => one.destroy?.()) };
 }

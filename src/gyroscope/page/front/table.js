@@ -34,8 +34,7 @@ function createTable(model, on) {
 		if (key === "name" || key === "kind") return layer[key];
 		if (key === "shape") return weights(layer);
 		if (key === "findings") return ["note", "warning", "serious"].indexOf(state.severities.get(l));
-		const frame = model.whole.get(key);
-		return frame && l < frame.layers ? lastValue(frame, l) : null;
+		return model.head.quantities.find((info) => info.name === key)?.last[l] ?? null;
 	}
 
 	function row(l, place) {
@@ -53,7 +52,7 @@ function createTable(model, on) {
 			h("td.name", button(clean(layer.name), () => on.open(l), { kind: "plain", title: clean(layer.name) }), layer.frozen && h("span.tag", "frozen")),
 			h("td", severity && badge(severity)), h("td.wide", clean(layer.kind)), h("td.wide", layer.shape.join("×")),
 			h("td", frame?.bins && l < frame.layers && sparkline(thinned(lineOf(frame, l), 48), { low: 0, high: state.highest, label: "rotation over time" })),
-			columns().map((name) => { const v = value(l, name); return h("td.number", v != null ? number(v, 3) : model.whole.has(name) ? "–" : "…"); }));
+			columns().map((name) => { const v = value(l, name); return h("td.number", v != null ? number(v, 3) : "–"); }));
 	}
 
 	function spacer(rows) {
@@ -106,7 +105,7 @@ function createTable(model, on) {
 			if (state.open !== l) return;
 			if (!frame || l >= frame.layers) continue;
 			const [mean, min, max] = ["mean", "min", "max"].map((which) => thinned(lineOf(frame, l, which), 120, which));
-			const last = lastValue(frame, l);
+			const last = info.last[l];
 			const card = h("div", h("span", labelOf(info)), h("b", last == null ? "–" : number(last)), sparkline(mean, { width: 180, height: 36, log: info.scale === "log", band: frame.exact ? null : [min, max], label: `${labelOf(info)} over time` }));
 			if (home.children[i]) home.children[i].replaceWith(card);
 			else home.append(card);
