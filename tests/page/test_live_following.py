@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sqlite3
+import time
 
 import pytest
 
@@ -313,6 +314,22 @@ def test_runs_are_diagnosed_one_after_the_other_and_then_left_alone(tmp_path, ru
     assert listed(runs)["a"]["findings"]["warning"] == 0  # the rules do not confirm what was put there
 
 
+def test_a_run_that_someone_looks_at_does_not_keep_others_from_being_diagnosed(tmp_path, runs):
+    for name in ("a", "b", "c"):
+        Training(tmp_path / name).proceed().end()
+    settle(runs)
+    runs.summaries()
+    diagnosed = []
+    for _ in range(6):
+        runs.entry("b").asked = time.monotonic()
+        for entry in runs._entries.values():
+            entry.version += 1  # as if all were written
+        before = {id: entry.diagnosed_at for id, entry in runs._entries.items()}
+        runs.diagnose_one()
+        diagnosed += [id for id, entry in runs._entries.items() if entry.diagnosed_at != before[id]]
+    assert diagnosed == ["b", "a", "b", "c", "b", "a"]
+
+
 def test_values_that_nobody_asks_for_are_forgotten(tmp_path, runs, monkeypatch):
     Training(tmp_path / "a").proceed().end()
     settle(runs)
@@ -349,5 +366,7 @@ def test_files_of_runs_that_are_not_written_are_not_kept_open(tmp_path, runs):
     training = Training(tmp_path / "running").proceed()
     settle(runs)
     runs.summaries(), runs.head("ended"), runs.head("running")
+    for _ in range(2):
+        runs.diagnose_one()
     assert [runs.entry(id).run._ask._connection is None for id in ("ended", "running")] == [True, False]
     training.end()

@@ -11,7 +11,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -130,6 +131,7 @@ class Following:
         self._list: tuple[list[bytes], bytes] = ([], b"[]")
         self._lock = threading.Lock()
         self._search_at = self._diagnose_at = 0.0
+        self._favors = False
         self.looked = -float("inf")
         # Numbers are milliseconds as long as there are no more changes than that: those of a server that is started
         # again are larger than those before, and the changes of the last seconds can be told.
@@ -248,11 +250,13 @@ class Following:
         ]  # fmt: skip
         if not due:
             return
-        entry = max(due, key=lambda one: (one.asked, -one.diagnosed_at))
+        # In turn, the one that someone looks at and the one that has waited longest.
+        self._favors = not self._favors
+        entry = max(due, key=lambda one: (one.asked if self._favors else 0, -one.diagnosed_at))
         before = entry.diagnosis
         try:
-            with entry.lock:
-                self._diagnose(entry, self._opened(entry))
+            with entry.lock, self._opened(entry) as run:
+                self._diagnose(entry, run)
         except Exception:  # reported with its summary
             entry.diagnosed, entry.diagnosed_at = entry.version, time.monotonic()
         self._diagnose_at = time.monotonic() + _DIAGNOSE_SHARE * (time.monotonic() - now)
@@ -353,19 +357,24 @@ class Following:
             version, answer = entry.answers.pop(key, (-1, b""))
             if version != entry.version:
                 version = entry.version
-                run = self._opened(entry)
-                try:
+                with self._opened(entry) as run:
                     answer = made(run)
-                finally:
-                    if not lock.is_held(entry.path):
-                        run.close()  # there may be more runs than files that can be open
             entry.answers[key] = version, answer  # the last, which is dropped last
             while sum(len(one) for _, one in entry.answers.values()) > _KEPT:
                 entry.answers.pop(next(iter(entry.answers)))
             return answer
 
-    def _opened(self, entry: Entry) -> GrowingRun:
-        """Return the run as it is after its last change."""
+    @contextmanager
+    def _opened(self, entry: Entry) -> Iterator[GrowingRun]:
+        """Yield the run as it is after its last change."""
+        run = self._refreshed(entry)
+        try:
+            yield run
+        finally:
+            if not lock.is_held(entry.path):
+                run.close()  # there may be more runs than files that can be open
+
+    def _refreshed(self, entry: Entry) -> GrowingRun:
         if entry.fault is not None:
             raise StoreError(entry.fault)
         version, number = entry.version, (_stamp(entry.path / schema.FILE) or (0,))[0]

@@ -98,6 +98,7 @@ class Live:
         self._announced = 0
         self._polled = -float("inf")
         self._follower: asyncio.Task[None] | None = None
+        self._diagnosis: asyncio.Task[None] | None = None
         self._stopping = False
 
     def stop(self) -> None:
@@ -119,7 +120,7 @@ class Live:
         except GyroscopeError as error:
             answer = self._refused(request, RefusedError(410, str(error)))
         except Exception as error:  # whatever a damaged run makes of the code that shows it, the server goes on
-            _LOG.warning("%s cannot be shown: %s: %s", scope["path"], type(error).__name__, error)
+            _LOG.warning("%s cannot be shown: %s: %s", plain(scope["path"]), type(error).__name__, error)
             _LOG.debug("", exc_info=True)
             answer = self._refused(request, RefusedError(500, f"It cannot be shown: {type(error).__name__}: {error}"))
         for name, value in _HEADERS.items():
@@ -223,7 +224,7 @@ class Live:
     def _follow(self) -> None:
         """Look for changes as long as anyone is connected."""
         if self._follower is None or self._follower.done():
-            self._follower = asyncio.get_running_loop().create_task(self._followed())
+            self._follower = asyncio.create_task(self._followed())
 
     async def _followed(self) -> None:
         while (self._clients or time.monotonic() < self._polled + _POLLS) and not self._stopping:
@@ -231,8 +232,9 @@ class Live:
             try:
                 await self._reading(self.runs.look)
                 self._announce()
+                if self._diagnosis is None or self._diagnosis.done():  # which may take longer than the next look
+                    self._diagnosis = asyncio.create_task(self._reading(self.runs.diagnose_one))
                 await asyncio.sleep(TICK)
-                await self._reading(self.runs.diagnose_one)
             except Exception as error:  # the folder cannot be read now
                 _LOG.warning("The runs cannot be followed: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(SLOWEST)
@@ -411,7 +413,7 @@ class Server:
         self.address = self.access.address
         places = list(folders)
         self.runs = Following(places)
-        self._application = Live(self.runs, self.access, title=places[0].name)
+        self._application = Live(self.runs, self.access, title=places[0].name or "Gyroscope")
         config = uvicorn.Config(
             self._application, access_log=False, lifespan="off", log_config=None, log_level="critical",
             proxy_headers=False, server_header=False, timeout_graceful_shutdown=1, ws="none",
