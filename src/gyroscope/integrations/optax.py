@@ -199,11 +199,11 @@ def rotation(
         found = _layers(params, mask, MonitorError)
         steps = _like(updates, params, MonitorError)
         gradients = [None] * len(steps) if grad is None else _like(grad, params, MonitorError)
-        picked = [[every_leaf[i] for i in found.where] for every_leaf in (steps, gradients)]
+        moves, pulls = [steps[i] for i in found.where], [gradients[i] for i in found.where]
         count = _optax.safe_increment(state.count)
 
         def measure() -> tuple[Any, Any, Any]:
-            return measured(found.weights, *picked, state)
+            return measured(found.weights, moves, pulls, state)
 
         def keep() -> tuple[Any, Any, Any]:
             return state.last, state.radius, state.values
@@ -367,7 +367,7 @@ def _like(tree: Any, params: Any, error: type[GyroscopeError]) -> list[Any]:
     if here != there:
         raise error(
             f"`params` must have the structure of the gradients, got {here.num_leaves} leaves for {there.num_leaves}: "
-            f"{str(here):.80}. With Equinox, try eqx.filter(model, eqx.is_inexact_array)."
+            f"{here!s:.80}. With Equinox, try eqx.filter(model, eqx.is_inexact_array)."
         )
     return _jax.tree.leaves(tree)  # type: ignore[no-any-return]
 
@@ -417,7 +417,8 @@ def _summed(table: Any, weights: Sequence[Any], axis_name: AxisName) -> Any:
 def _varying(x: Any) -> frozenset[str]:
     """Return the mesh axes that an array is known to vary over."""
     kind = _jax.typeof(x)
-    return getattr(getattr(kind, "manual_axis_type", None), "varying", None) or getattr(kind, "vma", frozenset())
+    kind = getattr(kind, "manual_axis_type", kind)  # since JAX 0.10
+    return frozenset(getattr(kind, "varying", ()) or getattr(kind, "vma", ()))
 
 
 class _OnDevice(np.lib.mixins.NDArrayOperatorsMixin):
