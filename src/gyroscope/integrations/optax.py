@@ -20,7 +20,7 @@ from gyroscope.control.rates import alpha_multipliers
 from gyroscope.control.steering import Law, coefficients
 from gyroscope.errors import ControlError, GyroscopeError, MonitorError
 from gyroscope.integrations.mirror import imported
-from gyroscope.integrations.recording import Recording, layer_of
+from gyroscope.integrations.recording import Recording, is_layer, layer_of
 from gyroscope.monitor.quantities import Products, find
 from gyroscope.store import LayerInfo, Run
 
@@ -72,7 +72,8 @@ def layca(
         project: whether to perform operation 1, the projection onto the tangent space.
         reproject: whether to perform operation 4, the projection back to the sphere.
         mask: which leaves are layers: a tree of booleans, a prefix of one, or a function from the parameters to one. By
-            default those of two or more dimensions. The others get the update of `inner` unchanged.
+            default those of two or more dimensions that are not called `bias`. The others get the update of `inner`
+            unchanged.
         alpha: α of equation 1 in [−1, 1]: negative turns the first layers faster, positive the last. Layers are in the
             order of the leaves: JAX sorts the keys of a dict.
         axis_name: the mesh axis, or axes, that layers are sharded over, inside `shard_map`.
@@ -304,12 +305,14 @@ def record(
         if value is not None and jnp.ndim(value):
             raise MonitorError(f"`value` must be one number, the loss, got the shape {jnp.shape(value)}. Try its mean.")
         updates, new = inner.update(updates, state, params, **extra)
+        blind = {one.info.name for one in chosen if one.needs & {"gg", "wg", "gu"}} if extra.get("grad") is None else ()
+        known = {name: values for name, values in new.values.items() if name not in blind}
         found = _layers(params, mask, MonitorError)
         layers = [layer_of(n, whole_shapes.get(n, x.shape)) for n, x in zip(found.names, found.weights, strict=True)]
         index = sum(_lax.axis_index(axis) for axis in _axes(axis_name))
 
         def send() -> None:
-            _callback(partial(arrived, layers), None, index, new.count, new.radius, new.values, value, ordered=True)
+            _callback(partial(arrived, layers), None, index, new.count, new.radius, known, value, ordered=True)
 
         _lax.cond(new.count % every == 0, send, lambda: None)
         return updates, new
@@ -332,7 +335,7 @@ def _layers(params: Any, mask: Mask, error: type[GyroscopeError]) -> _Layers:
         raise error("`params` must be the parameters, got None. Try tx.update(gradients, state, params).")
     leaves = _jax.tree_util.tree_leaves_with_path(params)
     if mask is None:
-        turns = [jnp.ndim(x) >= 2 and jnp.issubdtype(jnp.result_type(x), jnp.floating) for _, x in leaves]
+        turns = [is_layer(_name(path), jnp.ndim(x)) and _is_real(x) for path, x in leaves]
     else:
         given = mask(params) if callable(mask) else mask
         try:
@@ -343,12 +346,11 @@ def _layers(params: Any, mask: Mask, error: type[GyroscopeError]) -> _Layers:
         if odd:
             raise error(f"`mask` must have True or False for each leaf, got {odd[0]!r:.80}.")
     found = _Layers([], [], [])
-    for i, ((path, x), is_layer) in enumerate(zip(leaves, turns, strict=True)):
-        if not is_layer:
+    for i, ((path, x), turns_it) in enumerate(zip(leaves, turns, strict=True)):
+        if not turns_it:
             continue
-        # nnx keeps arrays in variables, whose attribute `value` says nothing.
-        name = _jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") or "weight"
-        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+        name = _name(path)
+        if not _is_real(x):
             raise error(f"`mask` must choose leaves of real numbers, got {name!r} of {jnp.result_type(x)}. Exclude it.")
         found.names.append(name)
         found.where.append(i)
@@ -356,9 +358,18 @@ def _layers(params: Any, mask: Mask, error: type[GyroscopeError]) -> _Layers:
     if not found.names:
         raise error(
             f"`params` must have a leaf that is a layer, got {len(leaves)} leaves and none. By default those of two or "
-            "more dimensions are; choose others with mask=..."
+            "more dimensions are, but no `bias`; choose others with mask=..."
         )
     return found
+
+
+def _name(path: Any) -> str:
+    # nnx keeps arrays in variables, whose attribute `value` says nothing.
+    return str(_jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")) or "weight"
+
+
+def _is_real(x: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
 
 
 def _like(tree: Any, params: Any, error: type[GyroscopeError]) -> list[Any]:

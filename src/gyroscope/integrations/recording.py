@@ -21,6 +21,15 @@ from gyroscope.store import LayerInfo, Rows, Run, Scalars, Writer, load
 _LOG = logging.getLogger("gyroscope")
 
 
+def is_layer(name: str, dimensions: int) -> bool:
+    """Return whether a weight is a layer, by default: the biases of attention have two dimensions, and begin at zero.
+
+    >>> is_layer("attention.query.kernel", 3), is_layer("attention.query.bias", 2), is_layer("norm.scale", 1)
+    (True, False, False)
+    """
+    return dimensions >= 2 and _last(name) != "bias"
+
+
 def layer_of(name: str, shape: Sequence[int]) -> LayerInfo:
     """Return what a run remembers of a weight, from the last part of its name and its dimensions.
 
@@ -34,12 +43,16 @@ def layer_of(name: str, shape: Sequence[int]) -> LayerInfo:
     >>> layer_of("token.embedding", (1000, 64))
     LayerInfo(name='token.embedding', kind='embedding', shape=(1000, 64), part=0)
     """
-    last = name.replace("/", ".").rsplit(".", 1)[-1]
+    last = _last(name)
     kinds: dict[int, Kind] = {2: "linear", 4: "conv", 5: "conv"}
     if last.startswith("embedding"):
         return LayerInfo(name, "embedding", tuple(shape))
     ordered = tuple(shape) if last == "weight" else (*shape[-1:], *shape[:-1])
     return LayerInfo(name, kinds.get(len(shape), "other"), ordered)
+
+
+def _last(name: str) -> str:
+    return name.replace("/", ".").rsplit(".", 1)[-1]
 
 
 class Recording:

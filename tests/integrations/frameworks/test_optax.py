@@ -369,7 +369,7 @@ def test_a_run_has_the_numbers_of_the_state(tmp_path: Path) -> None:
 
 
 def test_a_run_is_recorded_from_within_scan(tmp_path: Path) -> None:
-    recording = record(tmp_path / "run", every=2, quantities=["rotation", "weight_norm"])
+    recording = record(tmp_path / "run", every=2, quantities=["rotation", "weight_norm", "gradient_norm"])
     tx = optax.chain(optax.adam(1e-2), recording)
     params = jax.tree.map(jnp.asarray, arrays(0))
 
@@ -381,7 +381,9 @@ def test_a_run_is_recorded_from_within_scan(tmp_path: Path) -> None:
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *gradients(7))
     jax.jit(lambda *c: jax.lax.scan(step, c, stacked))(params, tx.init(params))
     recording.flush()
-    assert gyroscope.load(tmp_path / "run").steps.tolist() == [0, 2, 4, 6]
+    run = gyroscope.load(tmp_path / "run")
+    assert run.steps.tolist() == [0, 2, 4, 6]
+    assert set(run.quantities) == {"rotation", "weight_norm"}  # the gradients were not passed
     recording.close()
 
 
