@@ -27,7 +27,7 @@ sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("tests", "lab
 torch.set_num_threads(1)
 
 # Adapters derive from classes of their frameworks. `make test-integrations` installs those.
-_ADAPTERS = ("accelerate", "lightning", "transformers")
+_ADAPTERS = ("accelerate", "keras", "lightning", "optax", "transformers")
 collect_ignore = [f"src/gyroscope/integrations/{name}.py" for name in _ADAPTERS if find_spec(name) is None]
 
 

@@ -9,7 +9,7 @@ PROGRAM = """
 import sys
 sys.modules[sys.argv[1]] = None  # as if it were not installed
 import gyroscope.integrations
-assert not {"transformers", "accelerate", "lightning"} & {name for name, module in sys.modules.items() if module}
+assert not {"transformers", "accelerate", "keras", "lightning", "jax", "optax"} & {name for name, module in sys.modules.items() if module}
 try:
     __import__(f"gyroscope.integrations.{sys.argv[1]}")
 except ImportError as error:
@@ -18,7 +18,13 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize(
-    ("framework", "adapter"), [("transformers", "GyroscopeCallback"), ("accelerate", "GyroscopeTracker")]
+    ("framework", "adapter"),
+    [
+        ("transformers", "GyroscopeCallback"),
+        ("accelerate", "GyroscopeTracker"),
+        ("keras", "LayerRotation"),
+        ("optax", "layca"),
+    ],
 )
 def test_a_missing_framework_names_its_extra(framework: str, adapter: str) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, framework], capture_output=True, text=True, check=True)

@@ -136,19 +136,18 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
         self._book.begin([layer_of(name, v.shape) for name, v in layers.items()], self._step)
         self._open = True
         if not continued:
-            self._first = self._reference(list(layers), now) if self._book.begun else now
+            self._first = self._reference(now) if self._book.begun else now
             self._last = now
             self._record(model, now)
 
-    def _reference(self, names: Sequence[str], now: Weights) -> Weights:
+    def _reference(self, now: Weights) -> Weights:
         """Return w₀ of the run if this training resumes it; else the current weights, which are saved."""
         assert self.path is not None
         file = self.path / _REFERENCE
-        if self._step > 0 and file.exists():
+        if self._step > 0 and file.exists():  # the run has these layers, which the store has checked
             with np.load(file, allow_pickle=False) as saved:
-                if [saved[name].shape for name in names if name in saved] == [w.shape for w in now]:
-                    return [saved[name] for name in names]
-        np.savez(file, **dict(zip(names, now, strict=True)))
+                return [saved[name] for name in saved.files]
+        np.savez(file, *now)
         return now
 
     def _measure(self, model: Any) -> None:

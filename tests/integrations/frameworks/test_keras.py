@@ -28,7 +28,7 @@ SHAPES = [(6, 8), (8,), (8, 3)]
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="this is that process")
 def test_all_of_this_holds_with_torch_as_the_backend() -> None:
     environment = {**os.environ, "KERAS_BACKEND": "torch"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", __file__]
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
     assert " passed" in done.stdout

@@ -37,8 +37,9 @@ INNER: dict[str, tuple[Callable[[], Any], Callable[[Any], torch.optim.Optimizer]
 
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request: pytest.FixtureRequest) -> Iterator[str]:
-    with jax.enable_x64(request.param == "float64"):
-        yield request.param
+    jax.config.update("jax_enable_x64", request.param == "float64")
+    yield request.param
+    jax.config.update("jax_enable_x64", False)
 
 
 def arrays(seed: int, dtype: str = "float32") -> Tree:
