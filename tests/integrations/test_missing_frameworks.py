@@ -9,7 +9,8 @@ PROGRAM = """
 import sys
 sys.modules[sys.argv[1]] = None  # as if it were not installed
 import gyroscope.integrations
-assert not {"transformers", "accelerate", "keras", "lightning", "jax", "optax"} & {name for name, module in sys.modules.items() if module}
+theirs = {"transformers", "accelerate", "keras", "lightning", "jax", "optax"}
+assert not theirs & {name for name, module in sys.modules.items() if module}
 try:
     __import__(f"gyroscope.integrations.{sys.argv[1]}")
 except ImportError as error:

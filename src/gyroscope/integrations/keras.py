@@ -19,13 +19,22 @@ import numpy.typing as npt
 from gyroscope.base.accepted import flag, listed, real, whole
 from gyroscope.control.rates import alpha_multipliers
 from gyroscope.control.steering import Law, coefficients
-from gyroscope.errors import ControlError, GyroscopeError, LayerError, MonitorError
+from gyroscope.errors import ControlError, GyroscopeError, LayerError, MissingExtraError, MonitorError
 from gyroscope.integrations.mirror import imported
 from gyroscope.integrations.recording import Recording, is_layer, layer_of
 from gyroscope.monitor.quantities import Products, compute, find
 from gyroscope.store import Run
 
-_keras = imported("keras", sink="LayerRotation", extra="keras")
+try:
+    _keras = imported("keras", sink="LayerRotation", extra="keras")
+except MissingExtraError as problem:
+    _backend = (getattr(problem.__cause__, "name", None) or "keras").partition(".")[0]
+    if _backend == "keras":
+        raise
+    raise MissingExtraError(
+        f"LayerRotation cannot import keras, because its backend {_backend} is not installed. Try the environment "
+        "variable KERAS_BACKEND=torch."
+    ) from problem
 _ops = _keras.ops
 
 Weights = list[npt.NDArray[Any]]

@@ -21,7 +21,7 @@ from gyroscope.control.steering import Law, coefficients
 from gyroscope.errors import ControlError, GyroscopeError, MonitorError
 from gyroscope.integrations.mirror import imported
 from gyroscope.integrations.recording import Recording, is_layer, layer_of
-from gyroscope.monitor.quantities import Products, find
+from gyroscope.monitor.quantities import Products, Quantity, find
 from gyroscope.store import LayerInfo, Run
 
 _optax = imported("optax", sink="layca", extra="optax")
@@ -29,6 +29,7 @@ _jax = imported("jax", sink="layca", extra="optax")
 _callback = imported("jax.experimental", sink="record", extra="optax").io_callback
 _lax, jnp = _jax.lax, imported("jax.numpy", sink="layca", extra="optax")
 
+Rate = float | Callable[[Any], Any]
 Mask = Any  # a tree of booleans, or a function from the parameters to one
 AxisName = str | tuple[str, ...] | None
 
@@ -49,7 +50,7 @@ class LaycaState(NamedTuple):
 
 def layca(
     inner: Any,
-    rate: float | Callable[[Any], Any],
+    rate: Rate,
     *,
     project: bool = True,
     reproject: bool = True,
@@ -92,7 +93,7 @@ def layca(
         deep networks?, Algorithm 1.
     """
     _check_transformation(inner)
-    _check_rate(rate)
+    _check_rate(rate, "rate", ControlError)
     law = Law(flag(project, "project", ControlError), "relative", flag(reproject, "reproject", ControlError))
     if isinstance(alpha, _jax.core.Tracer):
         raise ControlError(
@@ -145,7 +146,12 @@ class RotationState(NamedTuple):
 
 
 def rotation(
-    every: int = 1, *, quantities: Iterable[str] | None = None, mask: Mask = None, axis_name: AxisName = None
+    every: int = 1,
+    *,
+    lr: Rate | None = None,
+    quantities: Iterable[str] | None = None,
+    mask: Mask = None,
+    axis_name: AxisName = None,
 ) -> Any:
     """Return a transformation that measures every layer and leaves updates unchanged; it goes last.
 
@@ -156,7 +162,8 @@ def rotation(
     Args:
         every: measure each step whose number is a multiple of it. Above 1, the weights of the last measured step are
             kept as well.
-        quantities: the names of the quantities, also of your own; by default `QUANTITIES`.
+        lr: the learning rate of the steps, or ρ, as a number or a schedule: recorded as the quantity `lr`.
+        quantities: the names of the quantities, also of your own; by default `QUANTITIES`, and `lr` if it is given.
         mask: which leaves are layers, as for `layca`.
         axis_name: the mesh axis, or axes, that layers are sharded over, inside `shard_map`.
 
@@ -171,7 +178,9 @@ def rotation(
     count_of = whole(every, 1)
     if count_of is None:
         raise MonitorError(f"`every` must be a whole number of steps >= 1, got {every!r:.80}. Try 10.")
-    chosen = find(QUANTITIES if quantities is None else quantities)
+    if lr is not None:
+        _check_rate(lr, "lr", MonitorError)
+    chosen = _quantities(quantities, lr)
 
     def init(params: Any) -> RotationState:
         w = tuple(map(jnp.asarray, _layers(params, mask, MonitorError).weights))
@@ -190,6 +199,8 @@ def rotation(
         unknown = jnp.full(len(w), jnp.nan, _wide())
         known = {name: table[:, k] for k, name in enumerate(rows[0])}
         known |= {"exact": jnp.ones_like(unknown), "steps": jnp.full_like(unknown, count_of)}
+        if lr is not None:
+            known["lr"] = jnp.full_like(unknown, lr(state.count) if callable(lr) else lr)
         d = Products(**{one.name: _OnDevice(known.get(one.name, unknown)) for one in fields(Products)})  # type: ignore[arg-type]
         values = {one.info.name: _bare(one.function(d)).astype(_wide()) for one in chosen}
         return tuple(new) if count_of > 1 else (), jnp.sqrt(known["rr"]), values
@@ -251,6 +262,7 @@ def record(
     run: str | os.PathLike[str] | None = None,
     every: int = 1,
     *,
+    lr: Rate | None = None,
     quantities: Iterable[str] | None = None,
     mask: Mask = None,
     axis_name: AxisName = None,
@@ -264,7 +276,7 @@ def record(
 
     Args:
         run: the folder to record in; by default a new one under `runs/`.
-        every, quantities, mask, axis_name: as for `rotation`.
+        every, lr, quantities, mask, axis_name: as for `rotation`.
         meta: anything about the run that JSON can hold.
 
     Example:
@@ -273,8 +285,8 @@ def record(
         >>> updates, state = tx.update(gradients, state, params, value=loss, grad=gradients)  # doctest: +SKIP
         >>> recording.close()  # doctest: +SKIP
     """
-    inner = rotation(every, quantities=quantities, mask=mask, axis_name=axis_name)
-    chosen = find(QUANTITIES if quantities is None else quantities)
+    inner = rotation(every, lr=lr, quantities=quantities, mask=mask, axis_name=axis_name)
+    chosen = _quantities(quantities, lr)
     about = {"framework": "optax", "jax": _jax.__version__, "optax": _optax.__version__}
     book = Recording(run, chosen, meta)
     book.meta = {**about, **book.meta}
@@ -456,9 +468,12 @@ def _check_transformation(inner: Any) -> None:
         )
 
 
-def _check_rate(rate: Any) -> None:
+def _check_rate(given: Any, name: str, error: type[GyroscopeError]) -> None:
     """Reject an invalid rate; the value of one that is traced is not known, and an invalid one turns nothing."""
-    if not callable(rate) and not isinstance(rate, _jax.core.Tracer) and not 0.0 <= real(rate) < math.inf:
-        raise ControlError(
-            f"`rate` must be a finite number >= 0, ρ = tan θ of a step, or a schedule, got {rate!r:.80}. Try 3**-3."
-        )
+    if not callable(given) and not isinstance(given, _jax.core.Tracer) and not 0.0 <= real(given) < math.inf:
+        raise error(f"`{name}` must be a finite number >= 0, or a schedule, got {given!r:.80}. Try 3**-3.")
+
+
+def _quantities(names: Iterable[str] | None, lr: Rate | None) -> list[Quantity]:
+    default = QUANTITIES if lr is None else (*QUANTITIES, "lr")
+    return find(default if names is None else names)

@@ -1,4 +1,4 @@
-"""Set what JAX and Keras read when they are imported, whichever test comes first."""
+"""Set what JAX reads when it is imported, whichever test comes first."""
 
 import os
 
@@ -11,4 +11,3 @@ _FLAGS = (
 )
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("KERAS_BACKEND", "jax")

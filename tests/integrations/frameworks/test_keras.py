@@ -34,6 +34,13 @@ def test_all_of_this_holds_with_torch_as_the_backend() -> None:
     assert " passed" in done.stdout
 
 
+def test_a_backend_that_is_not_installed_is_named() -> None:
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
+    program = "import sys; sys.modules['tensorflow'] = None; import gyroscope.integrations.keras"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert "its backend tensorflow is not installed. Try the environment variable KERAS_BACKEND" in done.stderr
+
+
 def arrays(seed: int) -> Arrays:
     random = np.random.default_rng(seed)
     return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]

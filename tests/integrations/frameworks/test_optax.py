@@ -344,7 +344,7 @@ def test_the_quantities_are_chosen_by_name() -> None:
 
 
 def test_a_run_has_the_numbers_of_the_state(tmp_path: Path) -> None:
-    with record(tmp_path / "run", meta={"seed": 3}) as recording:
+    with record(tmp_path / "run", lr=3**-3, meta={"seed": 3}) as recording:
         tx = optax.chain(layca(optax.sgd(0.1), 3**-3), recording)
         params, state = arrays(0), tx.init(arrays(0))
         step = jax.jit(lambda g, state, params, loss: tx.update(g, state, params, value=loss, grad=g))
@@ -366,7 +366,10 @@ def test_a_run_has_the_numbers_of_the_state(tmp_path: Path) -> None:
     assert np.allclose(run.series("rate")[1:], math.atan(3**-3), rtol=1e-4)
     assert run.scalars["loss"].values[:2].tolist() == pytest.approx([2.0, 1.9])
     assert (run.meta["framework"], run.meta["seed"]) == ("optax", 3)
-    assert not gyroscope.diagnose(run).serious
+    assert np.allclose(run.series("lr")[1:], 3**-3)
+    found = gyroscope.diagnose(run)
+    assert found.decided
+    assert not found.serious
 
 
 def test_a_run_is_recorded_from_within_scan(tmp_path: Path) -> None:
@@ -504,6 +507,7 @@ def test_networks_of_flax_and_equinox_train_and_are_recorded(library: str, tmp_p
         (lambda: step_without_params(layca(optax.sgd(1.0), 0.1)), "`params` must be the parameters"),
         (lambda: rotation().update({"a": jnp.ones((2, 2))}, None, {"b": jnp.ones((2, 2))}), "structure of the gradien"),
         (lambda: step_without_params(rotation()), "`params` must be the parameters"),
+        (lambda: rotation(lr=-1), "`lr` must be a finite number >= 0"),
         (lambda: rotation(0), "`every` must be a whole number of steps >= 1"),
         (lambda: record(5), "`run` must be the path of a folder"),
         (lambda: record("run", meta=3), "`meta` must be a dict"),
