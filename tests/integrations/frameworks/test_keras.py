@@ -34,6 +34,7 @@ def test_all_of_this_holds_with_torch_as_the_backend() -> None:
     assert " passed" in done.stdout
 
 
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="once is enough")
 def test_a_backend_that_is_not_installed_is_named() -> None:
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
     program = "import sys; sys.modules['tensorflow'] = None; import gyroscope.integrations.keras"

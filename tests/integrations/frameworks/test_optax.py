@@ -125,8 +125,8 @@ def test_vectors_get_the_inner_update_unchanged() -> None:
 
 
 @pytest.mark.parametrize("why", ["no displacement", "zero weights", "rate 0", "not finite", "along the weights"])
-def test_without_a_step_or_a_direction_a_layer_stays_exactly(why: str, dtype: str) -> None:
-    params, given, rate = arrays(0, dtype), gradients(1, dtype)[0], 0.1
+def test_without_a_step_or_a_direction_a_layer_stays_exactly(why: str) -> None:
+    params, given, rate = arrays(0), gradients(1)[0], 0.1
     if why == "no displacement":
         given["a"] = np.zeros_like(given["a"])
     elif why == "zero weights":
@@ -154,11 +154,10 @@ def test_a_layer_that_was_zero_is_held_at_its_first_norm() -> None:
 
 def test_a_schedule_sets_the_rate_of_each_step() -> None:
     schedule = optax.linear_schedule(0.1, 0.3, 2)
-    tx = optax.chain(layca(optax.sgd(1.0), schedule), rotation())
-    params, state = taken(tx, arrays(0), gradients(1))
-    assert float(tree_get(state, "values")["rate"][0]) == pytest.approx(math.atan(0.1), rel=1e-5)
-    _, state = updated(tx, gradients(2)[1], state, params)
-    assert float(tree_get(state, "values")["rate"][0]) == pytest.approx(math.atan(0.2), rel=1e-5)
+    tx = optax.chain(layca(optax.sgd(1.0), schedule), rotation(quantities=["rate"]))
+    for count, rate in ((1, 0.1), (2, 0.2)):
+        _, state = taken(tx, arrays(0), gradients(count))
+        assert float(tree_get(state, "values")["rate"][0]) == pytest.approx(math.atan(rate), rel=1e-5)
 
 
 def test_inject_hyperparams_moves_the_rate_under_jit() -> None:
@@ -220,8 +219,9 @@ def test_vmap_steps_each_network_by_itself() -> None:
     tx = optax.chain(layca(optax.adam(1e-3), 0.1), rotation())
     state = jax.vmap(tx.init)(stacked)
     updates, state = jax.jit(jax.vmap(tx.update))(g, state, stacked)
+    update = jax.jit(tx.update)
     for k, params in enumerate(several):
-        alone, _ = updated(tx, gradients(3)[k], tx.init(params), params)
+        alone, _ = update(gradients(3)[k], tx.init(params), params)
         assert distance([x[k] for x in updates.values()], alone.values()) < 1e-5
     assert tree_get(state, "values")["rotation"].shape == (3, 2)
 
@@ -284,6 +284,34 @@ def test_two_devices_take_the_steps_of_one_with_one_psum(check_vma: bool, of_c: 
         assert np.allclose(state[1].values[name], value, rtol=1e-5), name
     alone_step = jax.shard_map(tx.update, in_specs=(spec, states[0], spec), out_specs=(spec, states[0]), **sharded)
     assert str(jax.make_jaxpr(alone_step)(put(params), state[0], put(params))).count("psum") == 1
+
+
+def test_two_devices_write_one_row_with_the_whole_shape(tmp_path: Path) -> None:
+    w, u = arrays(0)["a"], arrays(1)["a"]
+    recording = record(tmp_path / "run", quantities=["rotation", "weight_norm"], axis_name="d")
+    state = recording.init({"a": w})
+    of_state = type(state)(P(), (P("d"),), (), P(), dict.fromkeys(state.values, P()))
+    mesh = jax.make_mesh((2,), ("d",))
+    specs = {"in_specs": ({"a": P("d")}, of_state, {"a": P("d")}), "out_specs": ({"a": P("d")}, of_state)}
+    put = lambda x: {"a": jax.device_put(x, NamedSharding(mesh, P("d")))}  # noqa: E731
+    sharded = state._replace(reference=(put(w)["a"],))
+    jax.jit(jax.shard_map(recording.update, mesh=mesh, **specs))(put(u), sharded, put(w))
+    recording.close()
+    run = gyroscope.load(tmp_path / "run")
+    assert [layer.shape for layer in run.layer_table] == [(30, 20)]
+    assert run.steps.tolist() == [0, 1]
+    assert np.allclose(run.series("weight_norm")[:, 0], [np.linalg.norm(w), np.linalg.norm(w + u)])
+
+
+def test_sharded_arrays_under_jit_need_nothing(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((2,), ("d",))
+    put = lambda tree: {"a": jax.device_put(tree["a"], NamedSharding(mesh, P("d")))}  # noqa: E731
+    with record(tmp_path / "run", quantities=["rotation"]) as recording:
+        tx = optax.chain(layca(optax.sgd(0.1), 0.1), recording)
+        found, _ = taken(tx, put(arrays(0)), [put(g) for g in gradients(2)])
+    expected, _ = taken(layca(optax.sgd(0.1), 0.1), {"a": arrays(0)["a"]}, [{"a": g["a"]} for g in gradients(2)])
+    assert distance(found.values(), expected.values()) < 1e-6
+    assert gyroscope.load(tmp_path / "run").steps.tolist() == [0, 1, 2]
 
 
 def followed(tx: Any, params: Tree, given: list[Tree]) -> tuple[Copies, list[dict[str, np.ndarray]]]:
@@ -452,26 +480,23 @@ class Linen(nn.Module):
         return nn.Dense(3)(x)
 
 
-def networks() -> dict[str, tuple[Any, Callable[[Any, Any], Any], list[str]]]:
-    """Parameters, predictions and names of layers, by library."""
-    x = jnp.ones((4, 5))
-    linen = Linen()
-    graph, state = nnx.split(nnx.Sequential(nnx.Linear(5, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 3, rngs=nnx.Rngs(1))))
-    equinox, static = eqx.partition(eqx.nn.MLP(5, 3, 8, 1, key=jax.random.key(0)), eqx.is_inexact_array)
-    return {
-        "linen": (
-            linen.init(jax.random.key(0), x), linen.apply, ["params.Dense_0.kernel", "params.Dense_1.kernel"],
-        ),
-        "nnx": (state, lambda p, x: nnx.merge(graph, p)(x), ["layers.0.kernel", "layers.1.kernel"]),
-        "equinox": (
-            equinox, lambda p, x: jax.vmap(eqx.combine(p, static))(x), ["layers.0.weight", "layers.1.weight"],
-        ),
-    }  # fmt: skip
+def network(library: str) -> tuple[Any, Callable[[Any, Any], Any], list[str]]:
+    """Parameters, predictions and names of layers."""
+    if library == "linen":
+        linen = Linen()
+        params = linen.init(jax.random.key(0), jnp.ones((4, 5)))
+        return params, linen.apply, ["params.Dense_0.kernel", "params.Dense_1.kernel"]
+    if library == "nnx":
+        layers = nnx.Linear(5, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 3, rngs=nnx.Rngs(1))
+        graph, state = nnx.split(nnx.Sequential(*layers))
+        return state, lambda p, x: nnx.merge(graph, p)(x), ["layers.0.kernel", "layers.1.kernel"]
+    params, static = eqx.partition(eqx.nn.MLP(5, 3, 8, 1, key=jax.random.key(0)), eqx.is_inexact_array)
+    return params, lambda p, x: jax.vmap(eqx.combine(p, static))(x), ["layers.0.weight", "layers.1.weight"]
 
 
 @pytest.mark.parametrize("library", ["linen", "nnx", "equinox"])
 def test_networks_of_flax_and_equinox_train_and_are_recorded(library: str, tmp_path: Path) -> None:
-    params, predict, names = networks()[library]
+    params, predict, names = network(library)
     x, y = jax.random.normal(jax.random.key(1), (16, 5)), jax.random.normal(jax.random.key(2), (16, 3))
     with record(tmp_path / "run") as recording:
         tx = optax.chain(layca(optax.adam(1e-2), 3**-3), recording)
