@@ -25,9 +25,10 @@ if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 2**32:
 gc.disable()  # what is imported and collected stays to the end
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("tests", "lab/tests")]
 torch.set_num_threads(1)
+os.environ.setdefault("KERAS_BACKEND", "torch" if find_spec("jax") is None else "jax")  # not TensorFlow
 
 # Adapters derive from classes of their frameworks. `make test-integrations` installs those.
-_ADAPTERS = ("accelerate", "lightning", "optuna", "ray", "transformers")
+_ADAPTERS = ("accelerate", "keras", "lightning", "optax", "optuna", "ray", "transformers")
 collect_ignore = [f"src/gyroscope/integrations/{name}.py" for name in _ADAPTERS if find_spec(name) is None]
 
 

@@ -317,6 +317,12 @@ def test_no_gradient_at_all():
     assert "nothing trains" in first(course).sentence
 
 
+def test_a_run_that_records_no_gradients_says_nothing_about_them():
+    course = healthy()
+    weights = {name: values for name, values in course.series.items() if name != "gradient_norm"}
+    assert "no_gradient" not in {one.kind for one in findings(replace(course, series=weights))}
+
+
 def test_a_schedule_that_collapses():
     shape = np.where(np.arange(61) < 12, 1.0, 0.9 ** (5.0 * (np.arange(61) - 12)))[:, None]
     found = first(spoiled(lr=lambda lr: lr * shape))

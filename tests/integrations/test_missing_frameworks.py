@@ -8,7 +8,8 @@ PROGRAM = """
 import sys
 sys.modules[{framework!r}] = None  # as if it were not installed
 import gyroscope.integrations
-assert not {{"transformers", "accelerate", "lightning"}} & {{name for name, module in sys.modules.items() if module}}
+theirs = {{"transformers", "accelerate", "keras", "lightning", "jax", "optax", "optuna", "ray"}}
+assert not theirs & {{name for name, module in sys.modules.items() if module}}
 try:
     __import__("gyroscope.integrations.{framework}")
 except ImportError as error:
@@ -21,7 +22,14 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("framework", "adapter"), [("transformers", "GyroscopeCallback"), ("optuna", "GyroscopePruner")]
+    ("framework", "adapter"),
+    [
+        ("transformers", "GyroscopeCallback"),
+        ("accelerate", "GyroscopeTracker"),
+        ("keras", "LayerRotation"),
+        ("optax", "layca"),
+        ("optuna", "GyroscopePruner"),
+    ],
 )
 def test_a_missing_framework_names_its_extra(framework: str, adapter: str) -> None:
     forked.execute(PROGRAM.format(framework=framework, adapter=adapter))

@@ -17,7 +17,7 @@ from watched import inputs, mlp, train
 import gyroscope
 from gyroscope.errors import GyroscopeError, LayerError, MonitorError, StoreError
 from gyroscope.monitor.track import Track
-from gyroscope.monitor.watch import _folder
+from gyroscope.monitor.watch import folder_of
 
 
 def untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
@@ -412,7 +412,7 @@ def test_jobs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(import_module("gyroscope.monitor.watch"), "strftime", lambda _: "now")
     with ThreadPoolExecutor(8) as pool:
-        paths = list(pool.map(lambda _: _folder(None, shared=False), range(40)))
+        paths = list(pool.map(lambda _: folder_of(None, shared=False), range(40)))
     assert len({path.name for path in paths}) == 40
     assert all(path.is_dir() for path in paths)
 

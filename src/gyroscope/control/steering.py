@@ -46,6 +46,8 @@ Others = Literal["inner", "frozen"]
 # A tangent below this share of the displacement (both squared) is rounding noise: there is no direction to turn to.
 # The same holds for weights that a step reduces to this share of their length and of its own.
 TANGENT_FLOOR = 1e-14
+# Where inner products are float32, as in JAX: a displacement along the weights was seen with a tangent of 7e-7.
+_NARROW_FLOOR = 1e-5
 
 
 @dataclass(frozen=True)
@@ -82,24 +84,25 @@ class Law:
         return f"{step}; its norm {free}."
 
 
-def coefficients(dots: Array, rate: Array, radius: Array, law: Law) -> tuple[Array, Array, Array]:
+def coefficients(dots: Array, rate: Array, radius: Array, law: Law, *, xp: Any = None) -> tuple[Array, Array, Array]:
     """Return (a, b, moved) from `dots` = [⟨w,w⟩, ⟨w,s⟩, ⟨s,s⟩] per layer, `rate` = ρ and `radius` = ‖w₀‖.
 
     Where there is no step or no direction (ρ = 0, s = 0, s parallel to w under operation 1, a step that ends at 0
     before operation 4, w = 0, anything not finite), a = 1, b = 0 and `moved` is False. The arrays are tensors, or NumPy
-    arrays, which on a CPU cost a fraction at these sizes.
+    arrays, which on a CPU cost a fraction at these sizes; those of another framework come with its functions, `xp`.
 
     >>> w_and_s = torch.tensor([[1.0, 0.0, 4.0]], dtype=torch.float64)   # w = (1, 0), s = (0, 2)
     >>> a, b, moved = coefficients(w_and_s, torch.tensor([1.0]), torch.tensor([1.0]), Law())
     >>> torch.stack([a, 2 * b], 1)                                       # w' = (a, 2b): turned by 45°
     tensor([[0.7071, 0.7071]], dtype=torch.float64)
     """
-    xp: Any = torch if isinstance(dots, Tensor) else np
+    xp = xp or (torch if isinstance(dots, Tensor) else np)
+    floor = TANGENT_FLOOR if "64" in str(dots.dtype) else _NARROW_FLOOR
     ww, ws, ss = dots[:, 0], dots[:, 1], dots[:, 2]
     along = ws / ww
     square = ss - along * ws if law.project else ss
     moved = xp.isfinite(ww + abs(ws) + ss) & (ww > 0) & (ss > 0)
-    moved = moved & (rate > 0) & xp.isfinite(rate) & (square > TANGENT_FLOOR * ss)
+    moved = moved & (rate > 0) & xp.isfinite(rate) & (square > floor * ss)
     norm = xp.sqrt(ww)
     length = rate * (norm if law.scale == "relative" else xp.ones_like(norm))
     c = length / xp.sqrt(square)
@@ -111,10 +114,10 @@ def coefficients(dots: Array, rate: Array, radius: Array, law: Law) -> tuple[Arr
         new = xp.sqrt(far)
     else:
         a = one
-        new = xp.sqrt((far + 2 * c * ws).clip(0))
+        new = xp.sqrt(xp.maximum(far + 2 * c * ws, xp.zeros_like(far)))
     moved = moved & xp.isfinite(new)
     if law.reproject:
-        moved = moved & (new * new > TANGENT_FLOOR * far)
+        moved = moved & (new * new > floor * far)
         k = radius / new
     elif law.growth is not None:
         k = xp.minimum(one, (norm + law.growth * radius) / new)

@@ -640,7 +640,8 @@ def no_gradient(course: Course) -> Finding | None:
     """Trained layers that no gradient reaches: everything below a `detach`, or all layers."""
     gradient = course["gradient_norm"]
     trained = ~course.untrained
-    known = len(gradient) >= 3 and course.known("lr")
+    recorded = "gradient_norm" in course.series  # not where weights alone are measured, as in Keras
+    known = recorded and len(gradient) >= 3 and course.known("lr")
     if not known:
         return None
     stepped = np.isfinite(course["lr"]).sum(0) >= 3

@@ -163,7 +163,7 @@ def watch(
     its_meta = meta_of(meta, model, optimizers, every=every, budget=budget, facts=facts, **sampled)
     sharded = any_sharded(layer.parameter for layer in chosen)
     _check_neurons(chosen, neurons, sharded, how)
-    path = _folder(run, shared=sharded)
+    path = folder_of(run, shared=sharded)
     # Everything but the folder has been checked, and nothing has been changed.
     part_of = {i: part for part, members in enumerate(parts) for i in members}
     table = [
@@ -423,7 +423,7 @@ def _sinks(given: Any) -> tuple[Sink, ...]:
     return places
 
 
-def _folder(run: Any, *, shared: bool) -> Path | None:
+def folder_of(run: Any, *, shared: bool) -> Path | None:
     """Return the absolute path to record in: as given, or a new folder under `runs/`, which the first rank makes.
 
     Ranks that measure together (`shared`) receive it. Other ranks get None: waiting for the first rank could last
