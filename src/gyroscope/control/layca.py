@@ -184,7 +184,7 @@ class Layca(Wrapper):
         for g, j, e in self._roster.places():
             p, rate = self.param_groups[g]["params"][j], rates[e.name]
             radius = self._radius(p, e) if e.index in self._met else self._radii.get(e.index)
-            norm = "–" if radius is None else few([f"{r:.3g}" for r in radius.reshape(-1).tolist()], most=3)
+            norm = "–" if radius is None else few([f"{r:.3g}" if r > 0 else "–" for r in radius.reshape(-1).tolist()], most=3)
             angle = [f"{math.degrees(math.atan(rate)):.3g}°"] if turns else []
             rows[e.index] = [e.name, " × ".join(map(str, p.shape)), f"{rate:.3g}", *angle, norm]
         heads = ["layer", "shape", "ρ", *(["turns per step"] if turns else []), "‖w₀‖"]
@@ -238,18 +238,31 @@ class Layca(Wrapper):
             fresh = [k for k, e in enumerate(w.entries) if e.index not in self._met]
             if fresh:
                 new[i] = Work(w.group, [w.params[k] for k in fresh], [], [w.entries[k] for k in fresh])
-        if new and self.zero_norm == "raise" and not is_capturing() and (names := self._steering.zero_layers(new)):
+        grows = self._steering.grows > 0
+        zeros: list[tuple[Tensor, Entry, list[int]]] = []
+        if new and (grows or self.zero_norm == "raise") and not is_capturing():
+            zeros = self._steering.zero_layers(new)
+        if zeros and not grows:
+            names = [
+                e.name if e.segments == 1 else f"{e.name} ({len(which)} of its {e.segments} segments)"
+                for _, e, which in zeros
+            ]
             raise ControlError(
                 f"These layers have zero norm, so no direction to turn from: {few(names)}; nothing was changed. "
                 "Initialize them, exclude them (gyroscope.layers(model, exclude=...)) so that the inner optimizer "
                 'steps them, or use zero_norm="skip" to leave them as they are.'
             )
+        for p, e, which in zeros:
+            self._steering.grow_from_zero(p, e, which)
         for w in new.values():
             for p, e in zip(w.params, w.entries, strict=True):
                 radius = self._radii.pop(e.index, None)
                 if radius is not None:
                     ledger = self._steering.ledger(p.device)
                     ledger.radius[e.row : e.row + e.segments] = radius.to(ledger.radius).reshape(-1)
+                    short = (radius.reshape(-1) < 0).nonzero().flatten().tolist() if grows else []
+                    if short:  # it was still growing from zero when the state was saved
+                        self._steering.grow_from_zero(p, e, short)
 
     def _publish(self, work: dict[int, Work]) -> None:
         """Put the radii of layers that have now stepped into the state, where checkpoints find them.

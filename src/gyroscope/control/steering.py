@@ -21,6 +21,7 @@ Other parameters are stepped by the inner optimizer itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gyroscope.base.transfer import is_capturing
 from gyroscope.control.proposal import UNKNOWN, Group, Proposal, Proposer, decay_of, kernel_of
 from gyroscope.control.roster import Entry, Roster, few
 from gyroscope.errors import ControlError
@@ -134,6 +136,7 @@ class Ledger:
         bad: 1 if the last step was skipped.
         power1: β₁ᵗ of an inner rule with bias correction; for momentum 1 before the first step, then 0.
         power2: β₂ᵗ of an inner rule with bias correction.
+        reach: for weights that begin at zero, the norm from which on they turn; else 0.
     """
 
     multiplier: Tensor
@@ -142,6 +145,7 @@ class Ledger:
     bad: Tensor
     power1: Tensor
     power2: Tensor
+    reach: Tensor
 
     @classmethod
     def blank(cls, rows: int, device: torch.device) -> Ledger:
@@ -158,8 +162,12 @@ class Ledger:
             bad=torch.zeros(rows, dtype=torch.int64, device=device),
             power1=torch.ones(rows, dtype=exact, device=device),
             power2=torch.ones(rows, dtype=exact, device=device),
+            reach=torch.zeros(rows, dtype=exact, device=device),
         )
 
+
+# The number of steps between two looks at the layers that grow from zero.
+_CHECK_GROWING = 64
 
 # Layers are updated together up to this many elements, so that the update finds them in a CPU's cache.
 _TOGETHER = 1 << 21
@@ -177,6 +185,7 @@ class Move:
         lr: ρ, before the multipliers.
         sign: −1 where gradients are given as displacements.
         along: the multiple of the weights in the displacement.
+        grows: whether weights that began at zero may still be below their reach.
     """
 
     weights: list[Tensor]
@@ -186,6 +195,7 @@ class Move:
     lr: float | Tensor
     sign: float = 1.0
     along: float = 0.0
+    grows: bool = False
 
 
 def sweep(moves: Sequence[Move], ledger: Ledger, law: Law) -> None:
@@ -245,10 +255,17 @@ def _factors(move: Move, products: Any, ledger: Ledger, law: Law) -> tuple[Tenso
         ww, wd, dd = products[:, 0], products[:, 1], products[:, 2]
         if sign != 1.0 or along != 0.0:
             products = xp.stack([ww, sign * wd + along * ww, dd + 2 * sign * along * wd + along * along * ww], 1)
-        radius = book["radius"][here]
-        radius = xp.where((radius <= 0) & xp.isfinite(ww), xp.sqrt(ww), radius)
-        a, b, _ = coefficients(products, lr * book["multiplier"][here], radius, law)
+        known, rate = book["radius"][here], lr * book["multiplier"][here]
+        radius = xp.where((known <= 0) & xp.isfinite(ww), xp.sqrt(ww), known)
+        a, b, _ = coefficients(products, rate, radius, law)
         bad = ~xp.isfinite(products).all(1)
+        if move.grows:
+            # Below its reach R, a layer that began at zero takes free steps of length ρR, and has no radius yet.
+            reach, ss = book["reach"][here], products[:, 2]
+            growing = (known <= 0) & (radius < reach)
+            steps = growing & ~bad & (ss > 0) & (rate > 0) & xp.isfinite(rate)
+            radius = xp.where(growing, known, radius)
+            b = xp.where(steps, rate * reach / xp.sqrt(ss), b)
         book["radius"][here] = radius
         book["bad"][here] = bad
         book["skipped"][here] += bad
@@ -299,6 +316,10 @@ class Steering:
         self.proposer = Proposer(inner, reads_weights)
         self.ledgers: dict[torch.device, Ledger] = {}
         self.multipliers = torch.ones(roster.layers, dtype=torch.float64, device="cpu")
+        #: η/ρ, by which layers that begin at zero are stepped until they have a direction; 0 leaves them as they are.
+        self.grows = 0.0
+        self._growing: set[int] = set()  # layers that began at zero, by index, as far as the host knows
+        self._until_checked = 0
         self._layer_of_row: dict[torch.device, Tensor] = {}
         self._drivers: dict[Any, Any] = {}  # of fused kernels, by group and by ("given", group)
 
@@ -326,7 +347,7 @@ class Steering:
         self.ledgers = {}
         for device, ledger in old.items():
             new = self.ledgers[device] = Ledger.blank(self.roster.rows, device)
-            for name in ("radius", "skipped", "bad", "power1", "power2"):
+            for name in ("radius", "skipped", "bad", "power1", "power2", "reach"):
                 getattr(new, name)[: len(ledger.radius)] = getattr(ledger, name)
         self._drivers.clear()
         self.write_multipliers()
@@ -387,6 +408,8 @@ class Steering:
                 action()
             for i in ready:
                 self._drivers[i].run(self.inner.param_groups[i])
+            if self._growing:
+                self._check_growing()
             return loss
         except BaseException:
             self.proposer.forget()
@@ -405,7 +428,7 @@ class Steering:
 
     def _kernel_runs(self, work: Work) -> bool:
         device = work.params[0].device
-        if backend(device).__name__.endswith("eager"):
+        if backend(device).__name__.endswith("eager") or self._any_growing(work.entries):
             return False
         if any(p.device != device for p in work.params) or any_sharded(work.params):
             return False
@@ -502,9 +525,32 @@ class Steering:
                 lr=work.group["lr"],
                 sign=sign,
                 along=along,
+                grows=self._any_growing(entries),
             )
             found.append((device, move))
         return found
+
+    def grow_from_zero(self, weight: Tensor, e: Entry, segments: Sequence[int]) -> None:
+        """Let segments of a layer grow from zero: free steps of length η√n until a step turns them by arctan ρ or less.
+
+        That is at a norm of (η/ρ)√n, with n the number of their elements.
+        """
+        reach = self.ledger(weight.device).reach
+        reach[[e.row + segment for segment in segments]] = self.grows * math.sqrt(weight.numel() / e.segments)
+        self._growing.add(e.index)
+
+    def _any_growing(self, entries: Sequence[Entry]) -> bool:
+        return bool(self._growing) and any(e.index in self._growing for e in entries)
+
+    def _check_growing(self) -> None:
+        """Find out now and then, because it waits for the device, which layers have a direction by now."""
+        self._until_checked -= 1
+        if self._until_checked >= 0 or is_capturing():
+            return
+        self._until_checked = _CHECK_GROWING
+        short = [(ledger.reach > 0) & (ledger.radius <= 0) for ledger in self.ledgers.values()]
+        rows = {row for one in short for row in one.nonzero().flatten().tolist()}
+        self._growing = {e.index for e in self.roster.in_order() if not rows.isdisjoint(e.rows)}
 
     def _states(self, work: Work, shaped: bool) -> list[tuple[list[Tensor], list[int], list[int]]]:
         """Return the inner state of the layers by name and dtype, with rows and numbers of segments.
@@ -539,16 +585,17 @@ class Steering:
                 elif bad:
                     state[~torch.isfinite(state)] = 0
 
-    def zero_layers(self, work: dict[int, Work]) -> list[str]:
-        """Return the layers among `work` with zero weights, in all or in a segment (waits for the device)."""
+    def zero_layers(self, work: dict[int, Work]) -> list[tuple[Tensor, Entry, list[int]]]:
+        """Return the layers among `work` with zero weights, and which of their segments (waits for the device)."""
+        params = [p for w in work.values() for p in w.params]
         entries = [e for w in work.values() for e in w.entries]
         views = [view for w in work.values() for view in w.views]
         squares = dots({"ww": (views, views)}, segments=[e.segments for e in entries])[:, 0].tolist()
         found, start = [], 0
-        for e in entries:
-            zeros = squares[start : start + e.segments].count(0)
+        for p, e in zip(params, entries, strict=True):
+            zeros = [k for k in range(e.segments) if squares[start + k] == 0]
             if zeros:
-                found.append(e.name if e.segments == 1 else f"{e.name} ({zeros} of its {e.segments} segments)")
+                found.append((p, e, zeros))
             start += e.segments
         return found
 
