@@ -1,8 +1,8 @@
-"""Two torch optimizers as one: groups that turn are stepped by the first, groups that are stepped plainly by the second.
+"""Two torch optimizers as one: the first steps the groups that turn, the second those that are stepped plainly.
 
-Every group says how it is stepped, in `rule`, and its `lr` is the rate ρ, also where it is stepped plainly: the learning
-rate is then ρ times the group's `relative_lr`, which is η/ρ. So a scheduler moves all rates in proportion whatever it
-does to `lr`: a floor (`eta_min`), a peak (`max_lr`), or one number that a loop writes into all groups.
+Every group says in `rule` how it is stepped. The `lr` of every group is the rate ρ; the learning rate of one that is
+stepped plainly is ρ times its `relative_lr`, which is η/ρ. So all rates move in proportion whatever a scheduler writes
+into `lr`: a floor (`eta_min`), a peak (`max_lr`), or one number for all groups.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Joint(Optimizer):
             one.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of both.
 
         Args:

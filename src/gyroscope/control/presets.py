@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.optim import Optimizer
 
 from gyroscope.control.joint import Rule
 from gyroscope.errors import ControlError
+
+Norms = Literal["learned", "held"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Preset:
         others_lr: the learning rate of parameters that are stepped plainly, by AdamW.
         embeddings: the rule of embeddings.
         heads: the rule of the output head.
+        norms: "learned" or "held".
     """
 
     inner: str
@@ -34,14 +37,15 @@ class Preset:
     others_lr: float = 3e-3
     embeddings: Rule = "plain"
     heads: Rule = "plain"
+    norms: Norms = "learned"
 
 
 PRESETS: dict[str, Preset] = {
     "adamw": Preset("AdamW", 0.028, {"betas": (0.9, 0.95)}),
     "sgd": Preset("SGD", 3.0**-3),
     "muon": Preset("Muon", 0.028),
-    "adamh": Preset("AdamW", 0.018, {"betas": (0.9, 0.95)}, project=False),
-    "muonh": Preset("Muon", 0.018, project=False),
+    "adamh": Preset("AdamW", 0.018, {"betas": (0.9, 0.95)}, project=False, norms="held"),
+    "muonh": Preset("Muon", 0.018, project=False, norms="held"),
 }
 
 

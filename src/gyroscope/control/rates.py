@@ -219,9 +219,7 @@ def cosine(optimizer: Optimizer, steps: int, *, floor: float = 0.0, warmup: int 
     return LambdaLR(optimizer, factor)
 
 
-def wsd(
-    optimizer: Optimizer, steps: int, *, decay: float = 0.2, floor: float = 0.0, warmup: int = 0
-) -> LambdaLR:
+def wsd(optimizer: Optimizer, steps: int, *, decay: float = 0.2, floor: float = 0.0, warmup: int = 0) -> LambdaLR:
     """Return a scheduler that holds every group's own rate, and lowers it linearly in the last steps.
 
     "Warm-up, stable, decay", without the warm-up by default. The rate is lr up to step (1 − decay)·steps, and then

@@ -140,9 +140,9 @@ def _inside(model: nn.Module) -> Any:
 
 def _module(model: nn.Module, path: Sequence[str]) -> nn.Module:
     """Return the module at a path of names without wrappers."""
-    module = _inside(model)
+    module: nn.Module = _inside(model)
     for name in path:
-        module = _inside(module._modules[name])
+        module = _inside(module._modules[name])  # type: ignore[arg-type]
     return module
 
 

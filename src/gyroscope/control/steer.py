@@ -20,7 +20,7 @@ from gyroscope.base import markup
 from gyroscope.base.accepted import flag, real
 from gyroscope.control.joint import Group, Joint, Rule, main
 from gyroscope.control.layca import Layca
-from gyroscope.control.presets import OTHERS, maker, preset
+from gyroscope.control.presets import OTHERS, Norms, maker, preset
 from gyroscope.control.roster import few, names_of
 from gyroscope.control.routing import Route, routes
 from gyroscope.control.steering import Law
@@ -42,7 +42,7 @@ _INSTEAD = {
     ),
 }
 
-#: Where the direction of a layer is forgotten within this many steps, gradients of so few steps decide what it computes.
+#: The fewest steps within which a layer may forget its direction, if gradients are independent.
 _SHORTEST_MEMORY = 10.0
 
 
@@ -54,6 +54,7 @@ def steer(
     others_lr: float | None = None,
     embeddings: Rule | None = None,
     heads: Rule | None = None,
+    norms: Norms | None = None,
     plain: str | Iterable[str] = (),
     granularity: Granularity = "expert",
     project: bool | None = None,
@@ -86,6 +87,7 @@ def steer(
         others_lr: the learning rate of what is stepped plainly.
         embeddings: the rule of embeddings, also of positions.
         heads: the rule of the output head, also if it is tied to an embedding.
+        norms: "learned", or "held" at what they were at the first step.
         plain: names of layers, or glob patterns on them, to step plainly.
         granularity: the parts of a layer that turn, as in `gyroscope.layers`: by default each expert of a mixture.
         project: whether to perform operation 1 of Layca.
@@ -118,6 +120,8 @@ def steer(
     embeddings, heads = (mine or theirs for mine, theirs in ((embeddings, chosen.embeddings), (heads, chosen.heads)))
     check_choice("embeddings", embeddings, get_args(Rule))
     check_choice("heads", heads, get_args(Rule))
+    norms = norms or chosen.norms
+    check_choice("norms", norms, get_args(Norms))
     project = chosen.project if project is None else flag(project, "project", ControlError)
     options = {**(chosen.options if named else {}), **_checked_options("inner_options", inner_options)}
     others_options = {**OTHERS, **_checked_options("others_options", others_options)}
@@ -128,24 +132,32 @@ def steer(
     groups = _groups(routed, rate, others_lr / rate)
     its = _made(maker(chosen) if named else inner, groups["turn"], options, turning)
     others = AdamW(groups["plain"] or [{"params": []}], weight_decay=0.0, **others_options)
+    its.defaults["lr"] = others.defaults["lr"] = rate  # of groups that are added later
     joint = Joint(its, others, [*its.param_groups, *groups["plain"], *groups["frozen"]])
     _warn_beyond(rate, its.param_groups[0])
     layers = [route.layer for route in turning if route.layer is not None]
-    return Steered(joint, layers, others_lr / rate, project=project, nonfinite=nonfinite, reads_weights=reads_weights)
+    law: dict[str, Any] = {"project": project, "nonfinite": nonfinite, "reads_weights": reads_weights}
+    return Steered(joint, layers, others_lr / rate, learns=norms == "learned", **law)
 
 
 class Steered(Layca):
     """Layca over two optimizers that step as one, for the whole of a model; made by `steer`.
 
-    Everything that a `Layca` can do, it can: `rates()`, `skipped()`, `multipliers`, checkpoints. Its `param_groups` have
-    two keys more: `rule` ("turn", "plain" or "frozen") and `role` (what the parameters are for). The learning rate of a
+    Everything that a `Layca` can do, it can: `rates()`, `skipped()`, `multipliers`, checkpoints. Its groups have two
+    keys more: `rule` ("turn", "plain" or "frozen") and `role` (what the parameters are for). The learning rate of a
     group that is stepped plainly is `lr` times its `relative_lr`.
     """
 
-    def __init__(self, joint: Joint, layers: Sequence[Layer], relative_lr: float, **options: Any) -> None:
+    def __init__(
+        self, joint: Joint, layers: Sequence[Layer], relative_lr: float, *, learns: bool, **options: Any
+    ) -> None:
         super().__init__(joint, layers, **options)
         self._relative_lr = relative_lr
         self._steering.grows = relative_lr
+        self._steering.learns = learns
+
+    def _needs_closure(self) -> bool:
+        return False  # because norms are learned from the gradients
 
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters: those of two or more dimensions turn, the others are stepped plainly.
@@ -183,7 +195,9 @@ class Steered(Layca):
         said, heads, rows = self._shown()
         shown = rows if len(rows) <= markup.FIRST + markup.LAST else [*rows[: markup.FIRST], *rows[-markup.LAST :]]
         widths = [max(len(row[i]) for row in [heads, *shown]) for i in range(len(heads))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *shown)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *shown)
+        ]
         if len(shown) < len(rows):
             lines.insert(markup.FIRST + 1, f"… {len(rows) - len(shown):,} more …")
         return "\n".join([f"{type(self).__name__}: {said[0]}", *said[1:], *(line.rstrip() for line in lines)])
@@ -201,7 +215,10 @@ class Steered(Layca):
         rows = [
             [names[0] if len(names) == 1 else f"{key[0]} ({len(names)})", *key[1:]] for key, names in collapsed.items()
         ]
-        return [self._said_of_rules(counts), self.law.said()], heads, rows
+        law = self.law.said()
+        if self._steering.learns:
+            law = law.partition("; " if "; " in law else ", and ")[0] + "; its norm is learned."
+        return [self._said_of_rules(counts), law], heads, rows
 
     def _said_rate(self, group: Group) -> str:
         lr = float(group["lr"])
@@ -214,7 +231,9 @@ class Steered(Layca):
         inner = type(main(self.inner)).__name__
         said = f"Layca over {inner} turns {turn} {'matrix' if turn == 1 else 'matrices'}"
         said += f"; AdamW steps {plain} other parameter{'s' * (plain != 1)}" if plain else ""
-        return said + (f"; {frozen} stay{'s' * (frozen == 1)} as {'it is' if frozen == 1 else 'they are'}." if frozen else ".")
+        return said + (
+            f"; {frozen} stay{'s' * (frozen == 1)} as {'it is' if frozen == 1 else 'they are'}." if frozen else "."
+        )
 
 
 def _checked(name: str, given: Any, fine: float) -> float:
@@ -237,8 +256,8 @@ def _why_nothing_turns(routed: Sequence[Route]) -> str:
     found = [f"{route.name} ({route.role})" for route in routed if route.layer is not None]
     if found:
         return (
-            f"No matrix of the model turns: {few(found)} {'is' if len(found) == 1 else 'are'} stepped plainly or frozen. "
-            'Let them turn with heads="turn" or embeddings="turn", or use torch.optim.AdamW.'
+            f"No matrix of the model turns; stepped plainly or frozen are {few(found)}. Let them turn with "
+            'heads="turn" or embeddings="turn", or use torch.optim.AdamW.'
         )
     what = f"its {len(routed)} parameters that need a gradient are vectors" if routed else "none needs a gradient"
     return f"The model has no matrix to turn: {what}. Use torch.optim.AdamW, or call requires_grad_() on its layers."
@@ -273,13 +292,13 @@ def _made(make: Any, groups: list[Group], options: dict[str, Any], turning: Sequ
     name = type(made).__name__
     if (isinstance(made, Wrapper) and made.sets_lengths) or _NORMALIZES & set(ancestry(made)):
         raise ControlError(
-            f"`inner` must propose steps and leave their length to Layca, got {name}, which normalizes them itself. Give "
-            "the optimizer whose direction it takes, such as \"sgd\" or \"adamw\"."
+            f"`inner` must propose steps and leave their length to Layca, got {name}, which normalizes them. Give "
+            'the optimizer whose direction it takes, such as "sgd" or "adamw".'
         )
     if isinstance(made, LBFGS) or type(made).state_dict is not Optimizer.state_dict:
         raise ControlError(
-            f"`inner` must step from one gradient and keep its state as torch's optimizers do; {name} does not. Wrap it "
-            "yourself: gyroscope.Layca(optimizer, model)."
+            f"`inner` must step from one gradient and keep its state as torch's optimizers do; {name} does not. Wrap "
+            "it yourself: gyroscope.Layca(optimizer, model)."
         )
     if [len(group["params"]) for group in made.param_groups] != [len(group["params"]) for group in groups]:
         raise ControlError(
@@ -290,7 +309,6 @@ def _made(make: Any, groups: list[Group], options: dict[str, Any], turning: Sequ
         group |= {"lr": rate, "rule": given["rule"], "role": given["role"]}
         if "weight_decay" in group:
             group["weight_decay"] = 0.0
-    made.defaults["lr"] = rates[0]
     made.defaults |= {"weight_decay": 0.0} if "weight_decay" in made.defaults else {}
     return made
 

@@ -36,6 +36,7 @@ from torch.optim import Optimizer
 from gyroscope.base.transfer import is_capturing
 from gyroscope.control.proposal import UNKNOWN, Group, Proposal, Proposer, decay_of, kernel_of
 from gyroscope.control.roster import Entry, Roster, few
+from gyroscope.control.torch_contract import OWN
 from gyroscope.errors import ControlError
 from gyroscope.vectors import backend, combine_, dots
 from gyroscope.vectors.eager import accumulator
@@ -136,7 +137,8 @@ class Ledger:
         bad: 1 if the last step was skipped.
         power1: β₁ᵗ of an inner rule with bias correction; for momentum 1 before the first step, then 0.
         power2: β₂ᵗ of an inner rule with bias correction.
-        reach: for weights that begin at zero, the norm from which on they turn; else 0.
+        first: for weights that begin at zero, the length of their first step by their rate; else 0.
+        moments: for norms that are learned, the running means of d and d², d = ∂loss/∂ln‖w‖, and their number of steps.
     """
 
     multiplier: Tensor
@@ -145,7 +147,8 @@ class Ledger:
     bad: Tensor
     power1: Tensor
     power2: Tensor
-    reach: Tensor
+    first: Tensor
+    moments: Tensor
 
     @classmethod
     def blank(cls, rows: int, device: torch.device) -> Ledger:
@@ -162,11 +165,12 @@ class Ledger:
             bad=torch.zeros(rows, dtype=torch.int64, device=device),
             power1=torch.ones(rows, dtype=exact, device=device),
             power2=torch.ones(rows, dtype=exact, device=device),
-            reach=torch.zeros(rows, dtype=exact, device=device),
+            first=torch.zeros(rows, dtype=exact, device=device),
+            moments=torch.zeros(rows, 3, dtype=exact, device=device),
         )
 
 
-# The number of steps between two looks at the layers that grow from zero.
+# The number of steps between two looks at the layers of zeros.
 _CHECK_GROWING = 64
 
 # Layers are updated together up to this many elements, so that the update finds them in a CPU's cache.
@@ -185,7 +189,7 @@ class Move:
         lr: ρ, before the multipliers.
         sign: −1 where gradients are given as displacements.
         along: the multiple of the weights in the displacement.
-        grows: whether weights that began at zero may still be below their reach.
+        grows: whether weights that began at zero may still be zero.
     """
 
     weights: list[Tensor]
@@ -260,17 +264,37 @@ def _factors(move: Move, products: Any, ledger: Ledger, law: Law) -> tuple[Tenso
         a, b, _ = coefficients(products, rate, radius, law)
         bad = ~xp.isfinite(products).all(1)
         if move.grows:
-            # Below its reach R, a layer that began at zero takes free steps of length ρR, and has no radius yet.
-            reach, ss = book["reach"][here], products[:, 2]
-            growing = (known <= 0) & (radius < reach)
-            steps = growing & ~bad & (ss > 0) & (rate > 0) & xp.isfinite(rate)
-            radius = xp.where(growing, known, radius)
-            b = xp.where(steps, rate * reach / xp.sqrt(ss), b)
+            # Weights of zero take a plain step, and have a direction and a radius from the next step on.
+            first, ss = book["first"][here], products[:, 2]
+            steps = (ww == 0) & (first > 0) & ~bad & (ss > 0) & (rate > 0) & xp.isfinite(rate)
+            b = xp.where(steps, rate * first / xp.sqrt(ss), b)
         book["radius"][here] = radius
         book["bad"][here] = bad
         book["skipped"][here] += bad
         a, b = a + along * b, sign * b
     return torch.as_tensor(a, device=device), torch.as_tensor(b, device=device)
+
+
+# Decay rates of the moments of a norm that is learned, and its ε: where the part of a gradient along the weights is a
+# smaller share of it, as in scale-invariant layers, it is rounding, and the norm stays.
+_NORM_BETAS = (0.9, 0.95)
+_NORM_FLOOR = 1e-4
+
+
+def _learn(ledger: Ledger, rows: Sequence[int], sums: Tensor, lr: float | Tensor, sign: float) -> None:
+    """Take a step of Adam on the logarithm of radii, from `sums` = [⟨w,∇⟩, ⟨∇,∇⟩] per row."""
+    here: Any = _index(rows, sums.device)
+    d, gg = sign * sums[:, 0], sums[:, 1]
+    radius, (m, v, t) = ledger.radius[here], ledger.moments[here].unbind(1)
+    rate = lr * ledger.multiplier[here]
+    known = torch.isfinite(d) & torch.isfinite(gg) & (gg > 0) & (radius > 0) & torch.isfinite(rate) & (rate > 0)
+    first, second = _NORM_BETAS
+    t = t + 1
+    m, v = first * m + (1 - first) * d, second * v + (1 - second) * d * d
+    floor = _NORM_FLOOR * torch.sqrt(gg) * radius
+    step = m / (1 - first**t) / (torch.sqrt(v / (1 - second**t)) + floor)
+    ledger.radius[here] = torch.where(known, radius * torch.exp(-rate * step), radius)
+    ledger.moments[here] = torch.where(known[:, None], torch.stack([m, v, t], 1), ledger.moments[here])
 
 
 def _index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
@@ -316,9 +340,11 @@ class Steering:
         self.proposer = Proposer(inner, reads_weights)
         self.ledgers: dict[torch.device, Ledger] = {}
         self.multipliers = torch.ones(roster.layers, dtype=torch.float64, device="cpu")
-        #: η/ρ, by which layers that begin at zero are stepped until they have a direction; 0 leaves them as they are.
+        #: η/ρ, for a plain step of layers of zeros, which gives them a direction; 0 leaves them as they are.
         self.grows = 0.0
-        self._growing: set[int] = set()  # layers that began at zero, by index, as far as the host knows
+        #: Whether norms are learned.
+        self.learns = False
+        self._growing: set[int] = set()  # layers of zeros, by index, as far as the host knows
         self._until_checked = 0
         self._layer_of_row: dict[torch.device, Tensor] = {}
         self._drivers: dict[Any, Any] = {}  # of fused kernels, by group and by ("given", group)
@@ -347,7 +373,7 @@ class Steering:
         self.ledgers = {}
         for device, ledger in old.items():
             new = self.ledgers[device] = Ledger.blank(self.roster.rows, device)
-            for name in ("radius", "skipped", "bad", "power1", "power2", "reach"):
+            for name in ("radius", "skipped", "bad", "power1", "power2", "first", "moments"):
                 getattr(new, name)[: len(ledger.radius)] = getattr(ledger, name)
         self._drivers.clear()
         self.write_multipliers()
@@ -511,11 +537,8 @@ class Steering:
         self, work: Work, displacements: Sequence[Tensor], *, sign: float = 1.0, along: float = 0.0
     ) -> list[tuple[torch.device, Move]]:
         """Return the moves of a group's layers, one per device."""
-        devices: dict[torch.device, list[int]] = {}
-        for k, p in enumerate(work.params):
-            devices.setdefault(p.device, []).append(k)
         found = []
-        for device, members in devices.items():
+        for device, members in _by_device(work.params).items():
             entries = [work.entries[k] for k in members]
             move = Move(
                 weights=[e.view(work.params[k]) for k, e in zip(members, entries, strict=True)],
@@ -531,13 +554,28 @@ class Steering:
         return found
 
     def grow_from_zero(self, weight: Tensor, e: Entry, segments: Sequence[int]) -> None:
-        """Let segments of a layer grow from zero: free steps of length η√n until a step turns them by arctan ρ or less.
-
-        That is at a norm of (η/ρ)√n, with n the number of their elements.
-        """
-        reach = self.ledger(weight.device).reach
-        reach[[e.row + segment for segment in segments]] = self.grows * math.sqrt(weight.numel() / e.segments)
+        """Let segments of a layer begin with a plain step of length η√n, with n the number of their elements."""
+        first = self.ledger(weight.device).first
+        first[[e.row + segment for segment in segments]] = self.grows * math.sqrt(weight.numel() / e.segments)
         self._growing.add(e.index)
+        self._until_checked = 0
+
+    def learn_norms(self) -> None:
+        """Move the radius of every layer that has a gradient: Adam on ln‖w‖, at the layer's rate.
+
+        d = ∂loss/∂ln‖w‖ = ⟨∇, w⟩;  m, v are running means of d and d²;  ln r ← ln r − ρ m̂/(√v̂ + ε‖∇‖r)
+        """
+        for work in self.work().values():
+            for device, members in _by_device(work.params).items():
+                dense = [k for k in members if not work.grads[k].is_sparse]
+                entries = [work.entries[k] for k in dense]
+                weights = [e.view(work.params[k]) for k, e in zip(dense, entries, strict=True)]
+                grads = [e.view(work.grads[k]) for k, e in zip(dense, entries, strict=True)]
+                if dense:
+                    sums = dots({"wg": (weights, grads), "gg": (grads, grads)}, segments=[e.segments for e in entries])
+                    sign = -1.0 if work.group.get("maximize", False) else 1.0
+                    rows = [row for e in entries for row in e.rows]
+                    _learn(self.ledger(device), rows, sums, work.group["lr"], sign)
 
     def _any_growing(self, entries: Sequence[Entry]) -> bool:
         return bool(self._growing) and any(e.index in self._growing for e in entries)
@@ -548,8 +586,8 @@ class Steering:
         if self._until_checked >= 0 or is_capturing():
             return
         self._until_checked = _CHECK_GROWING
-        short = [(ledger.reach > 0) & (ledger.radius <= 0) for ledger in self.ledgers.values()]
-        rows = {row for one in short for row in one.nonzero().flatten().tolist()}
+        zero = [(ledger.first > 0) & (ledger.radius <= 0) for ledger in self.ledgers.values()]
+        rows = {row for one in zero for row in one.nonzero().flatten().tolist()}
         self._growing = {e.index for e in self.roster.in_order() if not rows.isdisjoint(e.rows)}
 
     def _states(self, work: Work, shaped: bool) -> list[tuple[list[Tensor], list[int], list[int]]]:
@@ -560,7 +598,7 @@ class Steering:
         found: dict[tuple[str, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}
         for p, e in zip(work.params, work.entries, strict=True):
             for name, value in self.inner.state[p].items() if p in self.inner.state else ():
-                if name == "radius" or not isinstance(value, Tensor) or not value.is_floating_point():
+                if name in OWN or not isinstance(value, Tensor) or not value.is_floating_point():
                     continue
                 if value.dim() > 0 and (shaped or value.shape != p.shape):
                     tensors, rows, counts = found.setdefault((name, value.dtype), ([], [], []))
@@ -611,6 +649,14 @@ class Steering:
                     grads.append(torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense)
         finite = torch.isfinite(dots({"gg": (grads, grads)})[:, 0]).tolist()
         return [name for name, ok in zip(names, finite, strict=True) if not ok]
+
+
+def _by_device(tensors: Sequence[Tensor]) -> dict[torch.device, list[int]]:
+    """Return the positions of the tensors on each device."""
+    devices: dict[torch.device, list[int]] = {}
+    for k, tensor in enumerate(tensors):
+        devices.setdefault(tensor.device, []).append(k)
+    return devices
 
 
 @contextmanager

@@ -37,6 +37,9 @@ _HOOKS = (
 )
 
 
+#: What Layca keeps of a layer next to the state of the inner optimizer: ‖w₀‖, and the moments of a norm that is learned.
+OWN = ("radius", "norm_moments")
+
 # The wrapper that decides the length of an optimizer's steps, by the optimizer inside.
 _controllers: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Wrapper]] = weakref.WeakKeyDictionary()
 
@@ -426,8 +429,8 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         needed, shaped = (_NEEDED.get(kind, ()), _SHAPED) if _is_known(optimizer, mine) else ((), set())
         for key, p in zip(group["params"], mine["params"], strict=True):
             kept = state_dict["state"].get(key, {})
-            # A radius alone is what Layca keeps of a layer whose state was deleted.
-            lost = [] if set(kept) <= {"radius"} else [name for name in needed if kept.get(name) is None]
+            # These alone are what Layca keeps of a layer whose state was deleted.
+            lost = [] if set(kept) <= set(OWN) else [name for name in needed if kept.get(name) is None]
             if lost:
                 raise ControlError(
                     f"The state is damaged: that of parameter {key} lacks {lost[0]!r}, without which {kind} cannot "

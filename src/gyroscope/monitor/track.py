@@ -591,7 +591,9 @@ class Track:
         steered = [controls is not None and bool(controls(g)) for g in range(len(groups))]
         lr = [
             # The `lr` of a group that `gyroscope.steer` steps plainly is ρ, and this is the ratio of η to it.
-            arriving(group["lr"] * group["relative_lr"] if controls and "relative_lr" in group else group.get("lr", nan))
+            arriving(
+                group["lr"] * group["relative_lr"] if controls and "relative_lr" in group else group.get("lr", nan)
+            )
             for group in groups
         ]
         decay = [arriving(group.get("weight_decay", 0.0)) for group in groups]
