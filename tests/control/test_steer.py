@@ -76,12 +76,29 @@ MADE: dict[str, Callable[[Iterable[Any]], Optimizer]] = {
 }
 
 
+class LearnedNorm:
+    """Adam on ln‖w‖ literally, without its first step, before which there is no norm to go on from."""
+
+    def __init__(self, w: Tensor) -> None:
+        self.norm, self.m, self.v, self.t = w.detach().norm().item(), 0.0, 0.0, -1
+
+    def step(self, w: Tensor, gradient: Tensor, rate: float) -> float:
+        self.t += 1
+        if self.t:
+            d = (w * gradient).sum().item()
+            self.m, self.v = 0.9 * self.m + 0.1 * d, 0.95 * self.v + 0.05 * d * d
+            m, v = self.m / (1 - 0.9**self.t), self.v / (1 - 0.95**self.t)
+            self.norm *= math.exp(-rate * m / (math.sqrt(v) + 1e-4 * w.norm().item() * gradient.norm().item()))
+        return self.norm
+
+
+@pytest.mark.parametrize("norms", ["learned", "held"])
 @pytest.mark.parametrize("inner", MADE)
-def test_matrices_take_the_literal_step_and_all_else_that_of_adamw(inner: str) -> None:
+def test_matrices_take_the_literal_step_and_all_else_that_of_adamw(inner: str, norms: Any) -> None:
     if not hasattr(torch.optim, "Muon") and PRESETS[inner].inner == "Muon":
         pytest.skip("torch 2.9 and later have Muon")
     model = Tiny().double()
-    optimizer = steer(model, inner, rate=RATE, others_lr=OTHERS)
+    optimizer = steer(model, inner, rate=RATE, others_lr=OTHERS, norms=norms, heads="plain")
     oracle = copy.deepcopy(model)
     weights = dict(oracle.named_parameters())
     turning = [weights[name] for name in names(optimizer, "turn")]
@@ -89,7 +106,7 @@ def test_matrices_take_the_literal_step_and_all_else_that_of_adamw(inner: str) -
     rest = [weights[name] for name in names(optimizer, "plain")]
     rule = MADE[inner](turning)
     plain = torch.optim.AdamW(rest, lr=OTHERS, weight_decay=0.0, betas=(0.9, 0.95))
-    radii = [p.detach().norm() for p in turning]
+    radii, learned = [p.detach().norm() for p in turning], [LearnedNorm(p) for p in turning]
     for seed in range(4):
         backward(model, seed)
         backward(oracle, seed)
@@ -98,8 +115,10 @@ def test_matrices_take_the_literal_step_and_all_else_that_of_adamw(inner: str) -
         rule.step()
         plain.step()
         with torch.no_grad():
-            for p, w, radius in zip(turning, before, radii, strict=True):
+            for p, w, radius, norm in zip(turning, before, radii, learned, strict=True):
                 s = p - w
+                assert p.grad is not None
+                radius = norm.step(w, p.grad, RATE) if norms == "learned" else radius
                 if PRESETS[inner].project:
                     s = s - (s * w).sum() / (w * w).sum() * w
                 new = w + RATE * s * w.norm() / s.norm()
@@ -347,7 +366,7 @@ def test_print_says_which_parameters_which_rule_and_which_rate() -> None:
     optimizer = steer(Tiny(tied=True), "sgd", rate=0.05, others_lr=0.004, embeddings="frozen")
     assert str(optimizer).splitlines() == [
         "Steered: Layca over SGD turns 2 matrices; AdamW steps 5 other parameters; 1 stays as it is.",
-        "Each step turns a layer by arctan ρ, and holds its norm at ‖w₀‖.",
+        "Each step turns a layer by arctan ρ; its norm is learned.",
         "parameters           shape  role       rule    rate",
         "blocks.*.weight (2)  6 × 6  matrix     turn    ρ = 0.05 (2.9°)",
         "words.weight         7 × 6  tied head  plain   lr = 0.004",

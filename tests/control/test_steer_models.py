@@ -182,3 +182,135 @@ def test_frozen_bases_are_left_out_and_adapters_turn() -> None:
     net = Adapted().double()
     optimizer = steer(net, rate=0.05)
     assert rules(optimizer) == {A: ("matrix", "turn"), B: ("matrix", "turn")}
+
+
+def noise(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p) if p.requires_grad else None
+
+
+@pytest.mark.parametrize("inner", ["adamw", "sgd", "muon"])
+def test_weights_of_zero_take_one_plain_step_and_turn_from_then_on(inner: str) -> None:
+    net = Adapted().double()
+    optimizer = steer(net, inner, rate=0.05, others_lr=0.004, norms="held")
+    b = net.lora_B["default"].weight
+    noise(net, 0)
+    optimizer.step()
+    assert b.norm().item() == pytest.approx(0.004 * math.sqrt(b.numel()), rel=1e-9)
+    for seed in (1, 2):
+        before = weights(net)
+        noise(net, seed)
+        optimizer.step()
+        assert angles(before, net)[B] == pytest.approx(0.05, rel=1e-9)
+        assert b.norm().item() == pytest.approx(before[B].norm().item(), rel=1e-9)
+
+
+def test_weights_of_zero_without_a_gradient_stay_zero() -> None:
+    net = Adapted().double()
+    optimizer = steer(net, rate=0.05)
+    for _ in range(3):
+        noise(net, 0)
+        net.lora_B["default"].weight.grad = torch.zeros(12, 3, dtype=torch.float64)
+        optimizer.step()
+    assert not net.lora_B["default"].weight.any()
+    noise(net, 1)
+    optimizer.step()
+    assert net.lora_B["default"].weight.any()
+
+
+def test_adapters_learn_a_map_of_low_rank_and_its_size() -> None:
+    torch.manual_seed(3)
+    net = Adapted()
+    x, shift = torch.randn(64, 12), torch.randn(12, 3) @ torch.randn(3, 12)
+    with torch.no_grad():
+        y = net.base_layer(x) + x @ shift
+    optimizer = steer(net, rate=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
+    losses = []
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = (net(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.01 * losses[0]
+
+
+def test_a_checkpoint_of_adapters_continues_before_and_after_they_leave_zero() -> None:
+    for taken in (0, 1, 4):
+        net = Adapted()
+        optimizer = steer(net)
+        for seed in range(taken):
+            noise(net, seed)
+            optimizer.step()
+        resumed = Adapted(seed=9)
+        resumed.load_state_dict(copy.deepcopy(net.state_dict()))
+        again = steer(resumed)
+        again.load_state_dict(snapshot(optimizer))
+        for seed in range(taken, taken + 3):
+            for model, one in ((net, optimizer), (resumed, again)):
+                noise(model, seed)
+                one.step()
+        assert all(map(torch.equal, net.parameters(), resumed.parameters()))
+        assert_same_state(snapshot(optimizer), snapshot(again))
+
+
+def test_an_expert_of_zeros_begins_alone() -> None:
+    net = Mixture().double()
+    with torch.no_grad():
+        net.experts_weight[1] = 0
+    optimizer = steer(net, rate=0.05, others_lr=0.004)
+    before = net.experts_weight.detach().clone()
+    noise(net, 0)
+    optimizer.step()
+    assert tangent(before[0], net.experts_weight[0]) == pytest.approx(0.05, rel=1e-9)
+    assert net.experts_weight[1].norm().item() == pytest.approx(0.004 * 4, rel=1e-9)
+
+
+# Learned norms
+
+
+def test_a_norm_that_is_too_small_is_learned() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(256, 8)
+    target = torch.linalg.qr(torch.randn(8, 8))[0] * 3
+
+    def loss_after(norms: Any) -> float:
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(8, 8, bias=False))
+        nn.init.normal_(net[0].weight, std=0.01)
+        optimizer = steer(net, "sgd", rate=0.1, heads="turn", norms=norms)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
+        for _ in range(200):
+            optimizer.zero_grad()
+            loss = (net(x) - x @ target.T).square().mean()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        return loss.item()
+
+    assert loss_after("learned") < 0.01
+    assert loss_after("held") > 8.0
+
+
+def test_the_norm_of_a_scale_invariant_layer_stays() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8, eps=1e-12), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = steer(net, rate=0.05)
+    before = net[0].weight.detach().norm().item()
+    for _ in range(100):
+        step(net, optimizer, torch.randn(32, 6))
+    assert net[0].weight.detach().norm().item() == pytest.approx(before, rel=0.02)
+
+
+def test_a_learned_norm_changes_by_no_more_than_the_rate_allows() -> None:
+    net = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).double()
+    optimizer = steer(net, rate=0.05)
+    for seed in range(10):
+        before = net[0].weight.detach().norm().item()
+        noise(net, seed)
+        optimizer.step()
+        # |m̂|/√v̂ of Adam is at most √(Σ c²/b), with c and b the weights in its two means: 1.17 with these.
+        assert abs(math.log(net[0].weight.detach().norm().item() / before)) < 1.17 * 0.05

@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -565,17 +566,24 @@ class Steering:
 
         d = ∂loss/∂ln‖w‖ = ⟨∇, w⟩;  m, v are running means of d and d²;  ln r ← ln r − ρ m̂/(√v̂ + ε‖∇‖r)
         """
-        for work in self.work().values():
-            for device, members in _by_device(work.params).items():
-                dense = [k for k in members if not work.grads[k].is_sparse]
-                entries = [work.entries[k] for k in dense]
-                weights = [e.view(work.params[k]) for k, e in zip(dense, entries, strict=True)]
-                grads = [e.view(work.grads[k]) for k, e in zip(dense, entries, strict=True)]
-                if dense:
-                    sums = dots({"wg": (weights, grads), "gg": (grads, grads)}, segments=[e.segments for e in entries])
-                    sign = -1.0 if work.group.get("maximize", False) else 1.0
-                    rows = [row for e in entries for row in e.rows]
-                    _learn(self.ledger(device), rows, sums, work.group["lr"], sign)
+        found: list[tuple[Tensor, Tensor, Entry, Group]] = [
+            (p, grad, e, work.group)
+            for work in self.work().values()
+            for p, grad, e in zip(work.params, work.grads, work.entries, strict=True)
+            if not grad.is_sparse
+        ]
+        for device, members in _by_device([p for p, *_ in found]).items():
+            its = [found[k] for k in members]
+            counts = [e.segments for _, _, e, _ in its]
+            weights, grads = ([e.view(pair[i]) for *pair, e, _ in its] for i in (0, 1))
+            sums = dots({"wg": (weights, grads), "gg": (grads, grads)}, segments=counts)
+            start = 0
+            for _, of_group in groupby(its, key=lambda one: id(one[3])):
+                own = list(of_group)
+                rows, options = [row for _, _, e, _ in own for row in e.rows], own[0][3]
+                sign = -1.0 if options.get("maximize", False) else 1.0
+                _learn(self.ledger(device), rows, sums[start : start + len(rows)], options["lr"], sign)
+                start += len(rows)
 
     def _any_growing(self, entries: Sequence[Entry]) -> bool:
         return bool(self._growing) and any(e.index in self._growing for e in entries)
