@@ -1,4 +1,4 @@
-"""Which rule `steer` gives to the parameters of real kinds of models, and what becomes of weights that begin at zero."""
+"""Which rule `steer` gives to the parameters of many kinds of models; weights that begin at zero; learned norms."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_stack_of_equal_blocks_has_no_head() -> None:
 def test_layers_can_be_named_that_are_stepped_plainly() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     assert rules(steer(net, plain="0.*"))["0.weight"] == ("matrix", "plain")
-    with pytest.raises(LayerError, match="The pattern 'encoder.*' matches no layer"):
+    with pytest.raises(LayerError, match=r"The pattern 'encoder\.\*' matches no layer"):
         steer(net, plain="encoder.*")
 
 

@@ -34,7 +34,7 @@ class Preset:
     rate: float
     options: Mapping[str, Any] = field(default_factory=dict)
     project: bool = True
-    others_lr: float = 3e-3
+    others_lr: float = 1e-2
     embeddings: Rule = "plain"
     heads: Rule = "plain"
     norms: Norms = "learned"

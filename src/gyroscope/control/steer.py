@@ -1,4 +1,4 @@
-"""One optimizer for a whole model: hidden matrices turn by an angle, everything else is stepped by AdamW.
+"""One optimizer for a whole model: hidden matrices turn by an angle, and AdamW steps everything else.
 
 `steer` decides by what a parameter is for (`routing`), takes its defaults from one table (`presets`), and returns a
 `Layca` over two optimizers that step as one (`joint`).
@@ -19,7 +19,7 @@ from torch.optim import LBFGS, AdamW, Optimizer
 from gyroscope.base import markup
 from gyroscope.base.accepted import flag, real
 from gyroscope.control.joint import Group, Joint, Rule, main
-from gyroscope.control.layca import Layca
+from gyroscope.control.layca import Layca, check_group
 from gyroscope.control.presets import OTHERS, Norms, maker, preset
 from gyroscope.control.roster import few, names_of
 from gyroscope.control.routing import Route, routes
@@ -64,7 +64,7 @@ def steer(
     others_options: Mapping[str, Any] | None = None,
     **rejected: Any,
 ) -> Steered:
-    """Return one optimizer for the whole model, whose matrices turn by arctan ρ per step, each at its own norm.
+    """Return one optimizer for the whole model, whose matrices turn by arctan ρ in each step.
 
     | parameters | step |
     |---|---|
@@ -76,8 +76,12 @@ def steer(
     `lr` of every group is ρ, also of those that are stepped plainly, whose learning rate keeps its ratio to ρ: any
     scheduler acts on all of them in proportion. Parameters that need no gradient are left out.
 
-    A matrix that begins at zero (B of LoRA) has no direction. It takes free steps of length η√n, with η = `others_lr`
-    and n its number of elements, until such a step turns it by arctan ρ or less; from then on it turns.
+    The norm of a matrix that turns is held, or learned: with d = ⟨∇, w⟩ and its running means m, v of d and d²,
+
+        ln‖w‖ ← ln‖w‖ − ρ m̂/(√v̂ + 10⁻⁴ ‖∇‖‖w‖)
+
+    A matrix that begins at zero (B of LoRA) has no direction. With its first gradient it takes a plain step, of length
+    η√n with η = `others_lr` and n its number of elements; from then on it turns.
 
     Args:
         model: the model.
@@ -101,12 +105,12 @@ def steer(
         >>> optimizer = gyroscope.steer(model)
         >>> print(optimizer)
         Steered: Layca over AdamW turns 1 matrix; AdamW steps 3 other parameters.
-        Each step turns a layer by arctan ρ, and holds its norm at ‖w₀‖.
-        parameters    shape  role    rule   rate
-        0.weight      8 × 4  matrix  turn   ρ = 0.028 (1.6°)
-        2.weight      2 × 8  head    plain  lr = 0.003
-        0.bias        8      other   plain  lr = 0.003
-        2.bias        2      other   plain  lr = 0.003
+        Each step turns a layer by arctan ρ; its norm is learned.
+        parameters  shape  role    rule   rate
+        0.weight    8 × 4  matrix  turn   ρ = 0.028 (1.6°)
+        2.weight    2 × 8  head    plain  lr = 0.01
+        0.bias      8      other   plain  lr = 0.01
+        2.bias      2      other   plain  lr = 0.01
         >>> schedule = gyroscope.control.rates.cosine(optimizer, steps=1000)
     """
     for name in rejected:
@@ -131,7 +135,7 @@ def steer(
         raise ControlError(_why_nothing_turns(routed))
     groups = _groups(routed, rate, others_lr / rate)
     its = _made(maker(chosen) if named else inner, groups["turn"], options, turning)
-    others = AdamW(groups["plain"] or [{"params": []}], weight_decay=0.0, **others_options)
+    others = _with_options(AdamW, groups["plain"] or [{"params": []}], {"weight_decay": 0.0, **others_options})
     its.defaults["lr"] = others.defaults["lr"] = rate  # of groups that are added later
     joint = Joint(its, others, [*its.param_groups, *groups["plain"], *groups["frozen"]])
     _warn_beyond(rate, its.param_groups[0])
@@ -172,6 +176,7 @@ class Steered(Layca):
         start = len(self.param_groups)
         named = [(f"group{start}.{j}" if name is None else name, p) for j, (name, p) in enumerate(one_by_one)]
         matrices = [(name, p) for name, p in named if isinstance(p, Tensor) and p.dim() >= 2]
+        check_group(matrices, group.get("lr", self.defaults["lr"]))
         _check_muon(main(self.inner), matrices)
         rest = [(name, p) for name, p in named if not isinstance(p, Tensor) or p.dim() < 2]
         if rest:
@@ -278,13 +283,7 @@ def _made(make: Any, groups: list[Group], options: dict[str, Any], turning: Sequ
     """Return the inner optimizer over the groups that turn, without weight decay."""
     _check_muon(make, [(route.name, route.parameter) for route in turning])
     rates = [group["lr"] for group in groups]
-    try:
-        made = make(groups, **options)
-    except (TypeError, ValueError) as error:
-        name = getattr(make, "__name__", repr(make))
-        raise ControlError(
-            f"{name} could not be made with the options {options} ({error}). Give `inner_options` that it knows."
-        ) from error
+    made = _with_options(make, groups, options)
     if not isinstance(made, Optimizer):
         raise ControlError(
             f"`inner` must return a torch.optim.Optimizer, got a {type(made).__name__}. Try torch.optim.NAdam."
@@ -311,6 +310,16 @@ def _made(make: Any, groups: list[Group], options: dict[str, Any], turning: Sequ
             group["weight_decay"] = 0.0
     made.defaults |= {"weight_decay": 0.0} if "weight_decay" in made.defaults else {}
     return made
+
+
+def _with_options(make: Any, groups: list[Group], options: dict[str, Any]) -> Any:
+    try:
+        return make(groups, **options)
+    except (TypeError, ValueError) as error:
+        name = getattr(make, "__name__", repr(make))
+        raise ControlError(
+            f"{name} could not be made with the options {options} ({error}). Give options that it knows."
+        ) from error
 
 
 def _check_muon(make: Any, weights: Sequence[tuple[str, Tensor]]) -> None:

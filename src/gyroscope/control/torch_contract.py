@@ -37,7 +37,7 @@ _HOOKS = (
 )
 
 
-#: What Layca keeps of a layer next to the state of the inner optimizer: ‖w₀‖, and the moments of a norm that is learned.
+#: What Layca keeps of a layer next to the inner optimizer's state: ‖w₀‖, and the moments of a norm that is learned.
 OWN = ("radius", "norm_moments")
 
 # The wrapper that decides the length of an optimizer's steps, by the optimizer inside.
