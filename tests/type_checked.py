@@ -24,6 +24,7 @@ def use(model: nn.Module, optimizer: optim.Optimizer, run: gyroscope.Run) -> Non
     assert_type(gyroscope.layers(model), list[gyroscope.Layer])
     assert_type(gyroscope.Layca(optimizer, model), gyroscope.Layca)
     assert_type(gyroscope.report(run, "report.html"), Path)
+    assert_type(gyroscope.steer(model, "sgd", rate=0.1), gyroscope.control.Steered)
     assert_type(gyroscope.figures.save.__name__, str)
     names = (Spectrum, KFAC, stalled)  # once loaded, these rooms do not hide the functions above
     assert names

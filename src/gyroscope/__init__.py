@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gyroscope import conditioning, control, diagnosis, figures, integrations, monitor, page, store, theory, vectors
     from gyroscope.conditioning import Conditioning
     from gyroscope.conditioning.condition import condition
-    from gyroscope.control import Graft, Layca, SGD_AMom
+    from gyroscope.control import Graft, Layca, SGD_AMom, steer
     from gyroscope.diagnosis.diagnose import diagnose
     from gyroscope.diagnosis.explain import explain
     from gyroscope.layers import Layer, layers
@@ -51,6 +51,7 @@ __all__ = [
     "page",
     "report",
     "runs",
+    "steer",
     "store",
     "theory",
     "vectors",
@@ -67,7 +68,7 @@ if not TYPE_CHECKING:  # to a type checker, what is not listed above is a mistak
         __name__,
         {
             "conditioning": "Conditioning condition",
-            "control": "Graft Layca SGD_AMom",
+            "control": "Graft Layca SGD_AMom steer",
             "diagnosis": "diagnose explain",
             "layers": "Layer layers",
             "layers.last_norm": "last_norm",

@@ -27,7 +27,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 import two_ranks
-from gyroscope import Layca
+from gyroscope import Layca, steer
 from gyroscope.errors import ControlError
 
 Claim = Callable[[Path], None]
@@ -313,6 +313,45 @@ def a_layer_that_is_not_sharded_is_not_summed_over_the_ranks(_: Path) -> None:
     assert_whole_close(model, alone, 1e-6, "mixed")
 
 
+def a_steered_model_is_sharded_as_it_is_on_one_process(_: Path) -> None:
+    for inner in ("adamw", "sgd", "muon"):
+        alone, model = net(), net()
+        for one in (alone, model):
+            nn.init.zeros_(one[2].weight)
+        shard(model)
+        heads: Any = "plain" if inner == "muon" else "turn"  # torch's Muon cannot step a matrix of one row, sharded
+        reference, optimizer = steer(alone, inner, heads=heads), steer(model, inner, heads=heads)
+        for seed in range(5):
+            go(alone, reference, seed, split=False)
+            go(model, optimizer, seed, split=True)
+        # Muon orthogonalizes in bfloat16.
+        assert_whole_close(model, alone, 1e-5 if inner != "muon" else 3e-3, inner)
+        assert str(optimizer) == str(reference)
+
+
+def a_distributed_checkpoint_of_a_steered_model_continues(folder: Path) -> None:
+    model = shard(net())
+    optimizer = steer(model, embeddings="frozen")
+    for seed in range(3):
+        go(model, optimizer, seed, split=True)
+    saved = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(saved, checkpoint_id=folder / "steered")
+    other = shard(net(seed=1))
+    resumed = steer(other, embeddings="frozen")
+    found = {"model": get_model_state_dict(other), "optimizer": get_optimizer_state_dict(other, resumed)}
+    dcp.load(found, checkpoint_id=folder / "steered")
+    set_model_state_dict(other, found["model"])
+    set_optimizer_state_dict(other, resumed, found["optimizer"])
+    for seed in range(3, 6):
+        go(model, optimizer, seed, split=True)
+        go(other, resumed, seed, split=True)
+    assert equal(own(other), own(model))
+    name = optimizer.layers[0]
+    mine, theirs = (o.state[dict(m.named_parameters())[name]] for m, o in ((model, optimizer), (other, resumed)))
+    assert torch.equal(mine["norm_moments"], theirs["norm_moments"])
+    assert mine["norm_moments"][0, 2] == 5
+
+
 CLAIMS: list[Claim] = [
     a_sharded_run_is_the_run_on_one_process,
     a_step_of_all_layers_is_one_all_reduce,
@@ -326,6 +365,8 @@ CLAIMS: list[Claim] = [
     a_distributed_checkpoint_continues_as_if_not_interrupted,
     a_plain_state_dict_of_shards_continues_as_if_not_interrupted,
     a_layer_that_is_not_sharded_is_not_summed_over_the_ranks,
+    a_steered_model_is_sharded_as_it_is_on_one_process,
+    a_distributed_checkpoint_of_a_steered_model_continues,
 ]
 
 

@@ -76,6 +76,7 @@ EXAMPLES = {
     "imagenet-resnet-lastbn-{depth}": "imagenet-resnet-lastbn-18",
     "wrn-{depth}-{width}": "wrn-10-1",
     "gpt-small": "gpt-small",
+    "lstm-small": "lstm-small",
 }
 
 
@@ -114,7 +115,7 @@ def test_the_registry_describes_each_model_in_one_line():
 
 
 def test_an_unknown_name_is_refused_with_every_name_there_is():
-    with pytest.raises(LabError, match=r"The model must be one of digits-cnn, .*gpt-small, got 'resnet'") as refused:
+    with pytest.raises(LabError, match=r"The model must be one of digits-cnn, .*lstm-small, got 'resnet'") as refused:
         models.make("resnet", seed=0)
     assert str(refused.value).startswith(f"The model must be one of {', '.join(models.MODELS)}, got")
 

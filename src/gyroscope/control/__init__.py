@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
     from gyroscope.control.renormalize import keep_norms, renormalize_
     from gyroscope.control.sgd_amom import SGD_AMom
+    from gyroscope.control.steer import Steered, steer
 
 __all__ = [
     "KFAC",
@@ -19,6 +20,7 @@ __all__ = [
     "Layca",
     "QuasiDiagonal",
     "SGD_AMom",
+    "Steered",
     "block_normalized",
     "hyperball",
     "keep_norms",
@@ -26,6 +28,7 @@ __all__ = [
     "rates",
     "relative_update",
     "renormalize_",
+    "steer",
 ]
 
 if not TYPE_CHECKING:  # for a type checker, a name that is not listed above is a mistake
@@ -38,5 +41,6 @@ if not TYPE_CHECKING:  # for a type checker, a name that is not listed above is 
             "preconditioners.quasi_diagonal": "QuasiDiagonal",
             "renormalize": "keep_norms renormalize_",
             "sgd_amom": "SGD_AMom",
+            "steer": "Steered steer",
         },
     )

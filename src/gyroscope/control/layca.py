@@ -15,9 +15,9 @@ from torch.optim import LBFGS, Optimizer
 from gyroscope.base.accepted import flag, real, whole
 from gyroscope.base.hooks import is_capturing
 from gyroscope.control.rates import checked_multipliers
-from gyroscope.control.roster import Entry, Roster, check_saved, check_weight, few, radii_in
+from gyroscope.control.roster import Entry, Roster, check_saved, check_weight, few, own_in
 from gyroscope.control.steering import Law, Others, Steering, Work
-from gyroscope.control.torch_contract import Wrapper, add_group, as_group, check_choice, is_rate, load_uncast
+from gyroscope.control.torch_contract import OWN, Wrapper, add_group, as_group, check_choice, is_rate, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer
 
@@ -115,7 +115,7 @@ class Layca(Wrapper):
         self._steering = Steering(optimizer, roster, Law(project, scale, reproject, growth), others, reads_weights)
         self._steering.multipliers = factors
         self._met: set[int] = set()
-        self._radii: dict[int, Tensor] = {}
+        self._loaded: dict[int, dict[str, Tensor]] = {}
         self._listen()
 
     @property
@@ -183,8 +183,13 @@ class Layca(Wrapper):
         rows: dict[int, list[str]] = {}
         for g, j, e in self._roster.places():
             p, rate = self.param_groups[g]["params"][j], rates[e.name]
-            radius = self._radius(p, e) if e.index in self._met else self._radii.get(e.index)
-            norm = "–" if radius is None else few([f"{r:.3g}" for r in radius.reshape(-1).tolist()], most=3)
+            own = self._own(p, e) if e.index in self._met else self._loaded.get(e.index, {})
+            radius = own.get("radius")
+            norm = (
+                "–"
+                if radius is None
+                else few([f"{r:.3g}" if r > 0 else "–" for r in radius.reshape(-1).tolist()], most=3)
+            )
             angle = [f"{math.degrees(math.atan(rate)):.3g}°"] if turns else []
             rows[e.index] = [e.name, " × ".join(map(str, p.shape)), f"{rate:.3g}", *angle, norm]
         heads = ["layer", "shape", "ρ", *(["turns per step"] if turns else []), "‖w₀‖"]
@@ -223,6 +228,8 @@ class Layca(Wrapper):
                 'use nonfinite="skip" to skip the step of such layers.'
             )
         self._meet(work)
+        if self._steering.learns:
+            self._steering.learn_norms()
         loss = self._steering.step(work, ready, closure)
         # A scheduler built on the inner optimizer asks whether that has stepped; the kernels step in its place.
         self.inner.__dict__["_opt_called"] = True
@@ -238,18 +245,29 @@ class Layca(Wrapper):
             fresh = [k for k, e in enumerate(w.entries) if e.index not in self._met]
             if fresh:
                 new[i] = Work(w.group, [w.params[k] for k in fresh], [], [w.entries[k] for k in fresh])
-        if new and self.zero_norm == "raise" and not is_capturing() and (names := self._steering.zero_layers(new)):
+        grows = self._steering.grows > 0
+        zeros: list[tuple[Tensor, Entry, list[int]]] = []
+        if new and (grows or self.zero_norm == "raise") and not is_capturing():
+            zeros = self._steering.zero_layers(new)
+        if zeros and not grows:
+            names = [
+                e.name if e.segments == 1 else f"{e.name} ({len(which)} of its {e.segments} segments)"
+                for _, e, which in zeros
+            ]
             raise ControlError(
                 f"These layers have zero norm, so no direction to turn from: {few(names)}; nothing was changed. "
                 "Initialize them, exclude them (gyroscope.layers(model, exclude=...)) so that the inner optimizer "
                 'steps them, or use zero_norm="skip" to leave them as they are.'
             )
+        for p, e, which in zeros:
+            self._steering.grow_from_zero(p, e, which)
         for w in new.values():
             for p, e in zip(w.params, w.entries, strict=True):
-                radius = self._radii.pop(e.index, None)
-                if radius is not None:
-                    ledger = self._steering.ledger(p.device)
-                    ledger.radius[e.row : e.row + e.segments] = radius.to(ledger.radius).reshape(-1)
+                ledger = self._steering.ledger(p.device)
+                columns = {"radius": ledger.radius, "norm_moments": ledger.moments}
+                for name, value in self._loaded.pop(e.index, {}).items():
+                    rows = columns[name][e.row : e.row + e.segments]
+                    rows.copy_(value.reshape(rows.shape))
 
     def _publish(self, work: dict[int, Work]) -> None:
         """Put the radii of layers that have now stepped into the state, where checkpoints find them.
@@ -262,15 +280,13 @@ class Layca(Wrapper):
             for p, e in zip(w.params, w.entries, strict=True):
                 if e.index not in self._met:
                     self._met.add(e.index)
-                    self._show_radius(p, e)
+                    self.state[p].update(self._own(p, e))
 
-    def _show_radius(self, p: Tensor, e: Entry) -> None:
-        self.state[p]["radius"] = self._radius(p, e)
-
-    def _radius(self, p: Tensor, e: Entry) -> Tensor:
-        """Return a view of the layer's radii in the ledger."""
-        radius = self._steering.ledger(p.device).radius
-        return radius[e.row] if e.segments == 1 else radius[e.row : e.row + e.segments]
+    def _own(self, p: Tensor, e: Entry) -> dict[str, Tensor]:
+        """Return views of the layer's numbers in the ledger that belong into a checkpoint."""
+        ledger, rows = self._steering.ledger(p.device), slice(e.row, e.row + e.segments)
+        own = {"radius": ledger.radius[e.row] if e.segments == 1 else ledger.radius[rows]}
+        return {**own, "norm_moments": ledger.moments[rows]} if self._steering.learns else own
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its parameters of two or more dimensions become the last layers.
@@ -292,22 +308,20 @@ class Layca(Wrapper):
         else:
             self._steering.multipliers = torch.cat([old, old.new_ones(n - len(old))])
         self._steering.grow(ledgers)
-        for g, j, e in self._roster.places():
-            if e.index in self._met:
-                self._show_radius(self.param_groups[g]["params"][j], e)
+        self._show_own()
 
     def _save(self) -> dict[str, Any]:
         self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
         saved = self.inner.state_dict()
         state = dict(saved["state"])
         for g, j, e in self._roster.places():
-            radius = self._radii.get(e.index)
-            if radius is None and e.index in self._met:
-                radius = self._radius(self.param_groups[g]["params"][j], e)
-            if radius is not None:
+            own = self._loaded.get(e.index, {})
+            if not own and e.index in self._met:
+                own = self._own(self.param_groups[g]["params"][j], e)
+            if own:
                 # In a copy: a state that was deleted must stay empty, or the inner takes it for one that it has set up.
                 key = saved["param_groups"][g]["params"][j]
-                state[key] = {**state.get(key, {}), "radius": radius}
+                state[key] = {**state.get(key, {}), **own}
         if state:
             # torch's distributed checkpoints expect an entry for every parameter as soon as there is one for any.
             state = {**{key: {} for group in saved["param_groups"] for key in group["params"]}, **state}
@@ -321,26 +335,27 @@ class Layca(Wrapper):
         if factors is not None:
             factors = checked_multipliers(factors, 0.0, self._roster.layers)
         # For the inner optimizer a radius alone is not a state: it would look for the rest of it.
-        alone = [k for k, own in state_dict["state"].items() if isinstance(own, Mapping) and set(own) == {"radius"}]
+        alone = [k for k, own in state_dict["state"].items() if isinstance(own, Mapping) and set(own) <= set(OWN)]
         state = {**state_dict["state"], **{k: {} for k in alone}}
-        radii = radii_in(state_dict, self._roster)
+        own = own_in(state_dict, self._roster)
         load_uncast(self.inner, {**state_dict, "state": state})
-        self._take_radii(radii)
+        self._take_own(own)
         if factors is not None and factors.tolist() != self.multipliers.tolist():
             self.multipliers = factors
 
-    def _take_radii(self, radii: dict[int, Tensor]) -> None:
+    def _take_own(self, loaded: dict[int, dict[str, Tensor]]) -> None:
         """Keep loaded radii, in their saved precision, until the layers' next steps: they win over new ones.
 
         A layer without a loaded radius had not stepped when the state was saved: its next step sets the radius.
         """
         self._met.clear()
-        self._radii = dict(radii)
+        self._loaded = dict(loaded)
         self._steering.forget()
         for _, _, e in self._roster.places():
-            if e.index not in radii:
+            if e.index not in loaded:
                 for ledger in self._steering.ledgers.values():
                     ledger.radius[e.row : e.row + e.segments] = -1
+                    ledger.moments[e.row : e.row + e.segments] = 0
 
     def _listen(self) -> None:
         """Register hooks for states that are loaded into the inner optimizer directly.
@@ -348,17 +363,17 @@ class Layca(Wrapper):
         Radii are read before torch casts them to the parameters' dtype.
         """
         me = weakref.ref(self)
-        given: list[dict[int, Tensor]] = []
+        given: list[dict[int, dict[str, Tensor]]] = []
 
         def loading(_: Optimizer, state_dict: dict[str, Any]) -> None:
             given.clear()
             with suppress(KeyError, IndexError):  # a state of another model, which torch is about to reject
                 if (wrapper := me()) is not None:
-                    given.append(radii_in(state_dict, wrapper._roster))
+                    given.append(own_in(state_dict, wrapper._roster))
 
         def loaded(_: Optimizer) -> None:
             if given and (wrapper := me()) is not None:
-                wrapper._take_radii(given.pop())
+                wrapper._take_own(given.pop())
 
         self.inner.register_load_state_dict_pre_hook(loading)
         self.inner.register_load_state_dict_post_hook(loaded)
@@ -367,9 +382,14 @@ class Layca(Wrapper):
         super().__setstate__(state)
         self._roster.hold(self.param_groups)
         self._listen()
+        self._show_own()
+
+    def _show_own(self) -> None:
+        """Put views of the ledgers into the state again, once there are new ledgers or a new state."""
         for g, j, e in self._roster.places():
             if e.index in self._met:
-                self._show_radius(self.param_groups[g]["params"][j], e)
+                p = self.param_groups[g]["params"][j]
+                self.state[p].update(self._own(p, e))
 
 
 def _check_rate(lr: Any, group: str) -> None:

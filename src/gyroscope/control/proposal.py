@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gyroscope.control.joint import main
 from gyroscope.control.sgd_amom import SGD_AMom
 from gyroscope.errors import ControlError
 from gyroscope.vectors.layout import any_sharded, as_sharded, is_sharded, local
@@ -79,7 +80,7 @@ def rule_of(optimizer: Optimizer) -> Rule:
     >>> rule_of(torch.optim.NAdam([torch.zeros(2, 2)])).reads_weights
     False
     """
-    return _RULES.get(type(optimizer), UNKNOWN)
+    return _RULES.get(type(main(optimizer)), UNKNOWN)
 
 
 def decay_of(rule: Rule, group: Group) -> tuple[Decay, float]:
@@ -144,7 +145,7 @@ class Proposer:
         self.rule: Rule = known
         self.reads_weights = known.reads_weights if reads_weights is None else reads_weights
         self.only_direction = not keep_lr
-        self.keep_lr = keep_lr or self.reads_weights or isinstance(optimizer, torch.optim.Rprop)
+        self.keep_lr = keep_lr or self.reads_weights or isinstance(main(optimizer), torch.optim.Rprop)
         self._buffers: dict[int, tuple[list[Any], list[Tensor]]] = {}
 
     def propose(

@@ -1,4 +1,4 @@
-"""Rates over layers and over time: α multipliers, warm-up, and rates that are recorded in one run and replayed."""
+"""Rates over layers and over time: α multipliers, conversions, schedules, and rates that are recorded and replayed."""
 
 from __future__ import annotations
 
@@ -34,10 +34,14 @@ __all__ = [
     "Replay",
     "alpha_multipliers",
     "checked_multipliers",
+    "cosine",
+    "from_decay",
     "record",
     "replay",
     "tangent",
     "warmup",
+    "with_momentum",
+    "wsd",
 ]
 
 
@@ -100,6 +104,62 @@ def _numbers(given: Any, n_layers: int) -> list[float]:
         ) from None
 
 
+def with_momentum(rate: float, beta: float, *, given_for: float = 0.0) -> float:
+    """Return the rate that rotates layers as far with momentum β as `rate` does without momentum.
+
+        ρ √((1 − β)/(1 + β))
+
+    Layca makes every step equally long, but steps with momentum resemble each other: the cosine of two steps that are
+    k apart is βᵏ, if gradients are independent. The square of the distance after many steps is then larger by
+    1 + 2Σβᵏ = (1 + β)/(1 − β), and so is the rotation.
+
+    This assumes nearly independent gradients, many more steps than 1/(1 − β), ρ/(1 − β) well below 1, and a plain
+    moving average or sum: SGD, SGD_AMom, and the first moment of Adam if the second changes slowly. Nesterov momentum
+    gives other weights to the gradients. It converts a rate between momentum settings of one task; it does not say
+    which rate suits a task.
+
+    Args:
+        rate: ρ.
+        beta: β, or β₁ of Adam.
+        given_for: the momentum that `rate` is for.
+
+    >>> round(with_momentum(3**-3, 0.9), 5), round(3**-4.34, 5)
+    (0.0085, 0.0085)
+    """
+    if not 0 <= real(rate) < math.inf:
+        raise ControlError(f"`rate` must be a finite number >= 0, got {rate!r}. Try 3**-3.")
+    for name, one in (("beta", beta), ("given_for", given_for)):
+        if not 0 <= real(one) < 1:
+            raise ControlError(f"`{name}` must be a number >= 0 and below 1, a momentum, got {one!r}. Try 0.9.")
+    new, old = real(beta), real(given_for)
+    return real(rate) * math.sqrt((1 - new) * (1 + old) / ((1 + new) * (1 - old)))
+
+
+def from_decay(lr: float, weight_decay: float, *, beta: float = 0.0) -> float:
+    """Return the rate at which AdamW turns layers once weight decay and its steps are in equilibrium.
+
+        ρ = √(2ηλ)              with momentum:  ρ = √(2ηλ (1 − β)/(1 + β))
+
+    η²n is what a step adds to ‖w‖² and 2ηλ‖w‖² what decay removes, so that ‖w‖² = ηn/(2λ) and ‖Δw‖/‖w‖ = √(2ηλ).
+    `gyroscope.theory.equilibrium` has the derivation and its assumptions; the equilibrium is reached after some
+    1/(2ηλ) steps, often more than a training has. Give the `beta` of the inner optimizer under Layca: layers then
+    rotate as they do under AdamW with that momentum.
+
+    Args:
+        lr: η of AdamW.
+        weight_decay: λ of AdamW.
+        beta: the momentum of the inner optimizer, β₁ of Adam.
+
+    >>> round(from_decay(1e-3, 0.1), 4), round(from_decay(1e-3, 0.1, beta=0.9), 4)
+    (0.0141, 0.0032)
+    """
+    for name, one, fine in (("lr", lr, 1e-3), ("weight_decay", weight_decay, 0.1)):
+        if not 0 < real(one) < math.inf:
+            hint = " Without decay there is no equilibrium; use a preset of gyroscope.steer." if real(one) == 0 else ""
+            raise ControlError(f"`{name}` must be a finite number > 0, got {one!r}. Try {fine}.{hint}")
+    return with_momentum(math.sqrt(2 * real(lr) * real(weight_decay)), beta)
+
+
 def warmup(optimizer: Optimizer, steps: int, *, start: float = 0.1) -> LambdaLR:
     """Return a scheduler for the papers' warm-up: linear from a tenth of the rate to the rate over `steps` steps.
 
@@ -126,6 +186,92 @@ def warmup(optimizer: Optimizer, steps: int, *, start: float = 0.1) -> LambdaLR:
         return 1.0 if t >= last else t / last + begin * (1.0 - t / last)
 
     return LambdaLR(optimizer, factor)
+
+
+def cosine(optimizer: Optimizer, steps: int, *, floor: float = 0.0, warmup: int = 0) -> LambdaLR:
+    """Return a scheduler that multiplies every group's own rate by half a cosine, from 1 to `floor` in `steps` steps.
+
+    lr_t = lr (floor + (1 − floor)(1 + cos πu)/2) with u = (t − warmup)/(steps − warmup), and lr·floor from `steps` on.
+    Groups keep the ratio of their rates, unlike under torch's CosineAnnealingLR, whose `eta_min` is one number for
+    all groups. There is no warm-up unless asked for: Layca limits the first steps as it limits all others.
+
+    Args:
+        optimizer: any torch optimizer.
+        steps: the number of steps of the training.
+        floor: the last rate, as a share of the first.
+        warmup: the number of steps in which the rate first rises, linearly: lr_t = lr (t + 1)/(warmup + 1).
+
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    >>> schedule = cosine(optimizer, 4)
+    >>> rates = [schedule.get_last_lr()[0]]
+    >>> for _ in range(4):
+    ...     optimizer.step(); schedule.step(); rates += schedule.get_last_lr()
+    >>> [round(r, 3) for r in rates]
+    [1.0, 0.854, 0.5, 0.146, 0.0]
+    """
+    first, last, low = _checked_schedule(optimizer, steps, floor, warmup)
+
+    def factor(t: int) -> float:
+        if t < first:
+            return (t + 1) / (first + 1)
+        return low if t >= last else low + (1 - low) * (1 + math.cos(math.pi * (t - first) / (last - first))) / 2
+
+    return LambdaLR(optimizer, factor)
+
+
+def wsd(optimizer: Optimizer, steps: int, *, decay: float = 0.2, floor: float = 0.0, warmup: int = 0) -> LambdaLR:
+    """Return a scheduler that holds every group's own rate, and lowers it linearly in the last steps.
+
+    "Warm-up, stable, decay", without the warm-up by default. The rate is lr up to step (1 − decay)·steps, and then
+    falls linearly to lr·floor at `steps`. A training can be continued from any step before the decay, because the rate
+    up to there does not depend on `steps`.
+
+    Args:
+        optimizer: any torch optimizer.
+        steps: the number of steps of the training.
+        decay: the share of the steps in which the rate falls.
+        floor: the last rate, as a share of the first.
+        warmup: the number of steps in which the rate first rises, linearly: lr_t = lr (t + 1)/(warmup + 1).
+
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    >>> schedule = wsd(optimizer, 4, decay=0.5)
+    >>> rates = [schedule.get_last_lr()[0]]
+    >>> for _ in range(4):
+    ...     optimizer.step(); schedule.step(); rates += schedule.get_last_lr()
+    >>> [round(r, 3) for r in rates]
+    [1.0, 1.0, 1.0, 0.5, 0.0]
+    """
+    first, last, low = _checked_schedule(optimizer, steps, floor, warmup)
+    if not 0.0 <= real(decay) <= 1.0:
+        raise ControlError(f"`decay` must be a share of the steps, a number from 0 to 1, got {decay!r}. Try 0.2.")
+    begin = last - real(decay) * last
+    if first > begin:
+        raise ControlError(
+            f"`warmup` must be at most the {begin:g} steps before the rate falls, got {first}. Lower it, or `decay`."
+        )
+
+    def factor(t: int) -> float:
+        if t < first:
+            return (t + 1) / (first + 1)
+        if t >= last:
+            return low
+        return 1.0 if t <= begin else low + (1 - low) * (last - t) / (last - begin)
+
+    return LambdaLR(optimizer, factor)
+
+
+def _checked_schedule(optimizer: Optimizer, steps: int, floor: float, warmup: int) -> tuple[int, int, float]:
+    """Return the numbers of steps of the warm-up and of the training, and the floor."""
+    _check_optimizer(optimizer)
+    if whole(steps, 1) is None:
+        raise ControlError(f"`steps` must be an integer >= 1, the steps of the training, got {steps!r}. Try 1000.")
+    if whole(warmup, 0) is None or warmup >= steps:
+        raise ControlError(
+            f"`warmup` must be an integer >= 0 and below the {steps} steps, got {warmup!r}. Try 0 for no warm-up."
+        )
+    if not 0.0 <= real(floor) <= 1.0:
+        raise ControlError(f"`floor` must be a share of the rate, a number from 0 to 1, got {floor!r}. Try 0.1.")
+    return warmup, steps, real(floor)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.control.torch_contract import Wrapper, check_state, check_whole
+from gyroscope.control.torch_contract import OWN, Wrapper, check_state, check_whole
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer, layers
 from gyroscope.vectors.layout import is_sharded
@@ -334,7 +334,8 @@ def check_saved(state_dict: dict[str, Any], inner: Optimizer, roster: Roster) ->
         )
     check_state(inner, state_dict)
     for g, j, e in roster.places():
-        radius = _radius_in(state_dict, g, j)
+        own = _own_in(state_dict, g, j)
+        radius, moments = own.get("radius"), own.get("norm_moments")
         if isinstance(radius, Tensor) and radius.numel() != e.segments:
             raise ControlError(
                 f"The state has {radius.numel()} radii for layer {e.name}, which has {e.segments} segments. Use the "
@@ -342,25 +343,27 @@ def check_saved(state_dict: dict[str, Any], inner: Optimizer, roster: Roster) ->
             )
         if radius is not None and not isinstance(radius, Tensor | float | int):
             raise ControlError(f"The state's radius of layer {e.name} must be a number, got a {type(radius).__name__}.")
-    radii = radii_in(state_dict, roster)
-    if radii and not bool(torch.isfinite(torch.cat([r.reshape(-1).cpu() for r in radii.values()])).all()):
+        if moments is not None and getattr(moments, "shape", None) != (e.segments, 3):
+            raise ControlError(f"The state is damaged: its moments of the norm of layer {e.name} do not fit the layer.")
+    numbers = [one.reshape(-1).cpu() for own in own_in(state_dict, roster).values() for one in own.values()]
+    if numbers and not bool(torch.isfinite(torch.cat(numbers)).all()):
         raise ControlError("The state is damaged: it holds radii that are not finite. Load another checkpoint.")
 
 
-def radii_in(state_dict: dict[str, Any], roster: Roster) -> dict[int, Tensor]:
-    """Return copies of the radii in a state, by layer; the state may hold views of our own."""
+def own_in(state_dict: dict[str, Any], roster: Roster) -> dict[int, dict[str, Tensor]]:
+    """Return copies of what Layca keeps in a state, by layer; the state may hold views of our own."""
     found = {}
     for g, j, e in roster.places():
-        radius = _radius_in(state_dict, g, j)
-        if radius is not None:
-            found[e.index] = torch.as_tensor(radius, dtype=torch.float64).detach().clone()
+        own = _own_in(state_dict, g, j)
+        if "radius" in own:
+            found[e.index] = {k: torch.as_tensor(v, dtype=torch.float64).detach().clone() for k, v in own.items()}
     return found
 
 
-def _radius_in(state_dict: dict[str, Any], g: int, j: int) -> Any:
-    """Return the radius that a state holds for parameter j of group g, or None."""
-    key = state_dict["param_groups"][g]["params"][j]
-    return state_dict["state"].get(key, {}).get("radius")
+def _own_in(state_dict: dict[str, Any], g: int, j: int) -> dict[str, Any]:
+    """Return what a state holds of Layca's for parameter j of group g."""
+    kept = state_dict["state"].get(state_dict["param_groups"][g]["params"][j], {})
+    return {name: kept[name] for name in OWN if kept.get(name) is not None}
 
 
 def check_weight(what: str, weight: Tensor, remedy: str) -> None:

@@ -21,9 +21,11 @@ Other parameters are stepped by the inner optimizer itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -32,8 +34,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gyroscope.base.transfer import is_capturing
 from gyroscope.control.proposal import UNKNOWN, Group, Proposal, Proposer, decay_of, kernel_of
 from gyroscope.control.roster import Entry, Roster, few
+from gyroscope.control.torch_contract import OWN
 from gyroscope.errors import ControlError
 from gyroscope.vectors import backend, combine_, dots
 from gyroscope.vectors.eager import accumulator
@@ -137,6 +141,8 @@ class Ledger:
         bad: 1 if the last step was skipped.
         power1: β₁ᵗ of an inner rule with bias correction; for momentum 1 before the first step, then 0.
         power2: β₂ᵗ of an inner rule with bias correction.
+        first: for weights that begin at zero, the length of their first step by their rate; else 0.
+        moments: for norms that are learned, the running means of d and d², d = ∂loss/∂ln‖w‖, and their number of steps.
     """
 
     multiplier: Tensor
@@ -145,6 +151,8 @@ class Ledger:
     bad: Tensor
     power1: Tensor
     power2: Tensor
+    first: Tensor
+    moments: Tensor
 
     @classmethod
     def blank(cls, rows: int, device: torch.device) -> Ledger:
@@ -161,8 +169,13 @@ class Ledger:
             bad=torch.zeros(rows, dtype=torch.int64, device=device),
             power1=torch.ones(rows, dtype=exact, device=device),
             power2=torch.ones(rows, dtype=exact, device=device),
+            first=torch.zeros(rows, dtype=exact, device=device),
+            moments=torch.zeros(rows, 3, dtype=exact, device=device),
         )
 
+
+# The number of steps between two looks at the layers of zeros.
+_CHECK_GROWING = 64
 
 # Layers are updated together up to this many elements, so that the update finds them in a CPU's cache.
 _TOGETHER = 1 << 21
@@ -180,6 +193,7 @@ class Move:
         lr: ρ, before the multipliers.
         sign: −1 where gradients are given as displacements.
         along: the multiple of the weights in the displacement.
+        grows: whether weights that began at zero may still be zero.
     """
 
     weights: list[Tensor]
@@ -189,6 +203,7 @@ class Move:
     lr: float | Tensor
     sign: float = 1.0
     along: float = 0.0
+    grows: bool = False
 
 
 def sweep(moves: Sequence[Move], ledger: Ledger, law: Law) -> None:
@@ -248,15 +263,42 @@ def _factors(move: Move, products: Any, ledger: Ledger, law: Law) -> tuple[Tenso
         ww, wd, dd = products[:, 0], products[:, 1], products[:, 2]
         if sign != 1.0 or along != 0.0:
             products = xp.stack([ww, sign * wd + along * ww, dd + 2 * sign * along * wd + along * along * ww], 1)
-        radius = book["radius"][here]
-        radius = xp.where((radius <= 0) & xp.isfinite(ww), xp.sqrt(ww), radius)
-        a, b, _ = coefficients(products, lr * book["multiplier"][here], radius, law)
+        known, rate = book["radius"][here], lr * book["multiplier"][here]
+        radius = xp.where((known <= 0) & xp.isfinite(ww), xp.sqrt(ww), known)
+        a, b, _ = coefficients(products, rate, radius, law)
         bad = ~xp.isfinite(products).all(1)
+        if move.grows:
+            # Weights of zero take a plain step, and have a direction and a radius from the next step on.
+            first, ss = book["first"][here], products[:, 2]
+            steps = (ww == 0) & (first > 0) & ~bad & (ss > 0) & (rate > 0) & xp.isfinite(rate)
+            b = xp.where(steps, rate * first / xp.sqrt(ss), b)
         book["radius"][here] = radius
         book["bad"][here] = bad
         book["skipped"][here] += bad
         a, b = a + along * b, sign * b
     return torch.as_tensor(a, device=device), torch.as_tensor(b, device=device)
+
+
+# Decay rates of the moments of a norm that is learned, and its ε: where the part of a gradient along the weights is a
+# smaller share of it, as in scale-invariant layers, it is rounding, and the norm stays.
+_NORM_BETAS = (0.9, 0.95)
+_NORM_FLOOR = 1e-4
+
+
+def _learn(ledger: Ledger, rows: Sequence[int], sums: Tensor, lr: float | Tensor, sign: float) -> None:
+    """Take a step of Adam on the logarithm of radii, from `sums` = [⟨w,∇⟩, ⟨∇,∇⟩] per row."""
+    here: Any = _index(rows, sums.device)
+    d, gg = sign * sums[:, 0], sums[:, 1]
+    radius, (m, v, t) = ledger.radius[here], ledger.moments[here].unbind(1)
+    rate = lr * ledger.multiplier[here]
+    known = torch.isfinite(d) & torch.isfinite(gg) & (gg > 0) & (radius > 0) & torch.isfinite(rate) & (rate > 0)
+    first, second = _NORM_BETAS
+    t = t + 1
+    m, v = first * m + (1 - first) * d, second * v + (1 - second) * d * d
+    floor = _NORM_FLOOR * torch.sqrt(gg) * radius
+    step = m / (1 - first**t) / (torch.sqrt(v / (1 - second**t)) + floor)
+    ledger.radius[here] = torch.where(known, radius * torch.exp(-rate * step), radius)
+    ledger.moments[here] = torch.where(known[:, None], torch.stack([m, v, t], 1), ledger.moments[here])
 
 
 def _index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
@@ -302,6 +344,12 @@ class Steering:
         self.proposer = Proposer(inner, reads_weights)
         self.ledgers: dict[torch.device, Ledger] = {}
         self.multipliers = torch.ones(roster.layers, dtype=torch.float64, device="cpu")
+        #: η/ρ, for a plain step of layers of zeros, which gives them a direction; 0 leaves them as they are.
+        self.grows = 0.0
+        #: Whether norms are learned.
+        self.learns = False
+        self._growing: set[int] = set()  # layers of zeros, by index, as far as the host knows
+        self._until_checked = 0
         self._layer_of_row: dict[torch.device, Tensor] = {}
         self._drivers: dict[Any, Any] = {}  # of fused kernels, by group and by ("given", group)
 
@@ -329,7 +377,7 @@ class Steering:
         self.ledgers = {}
         for device, ledger in old.items():
             new = self.ledgers[device] = Ledger.blank(self.roster.rows, device)
-            for name in ("radius", "skipped", "bad", "power1", "power2"):
+            for name in ("radius", "skipped", "bad", "power1", "power2", "first", "moments"):
                 getattr(new, name)[: len(ledger.radius)] = getattr(ledger, name)
         self._drivers.clear()
         self.write_multipliers()
@@ -390,6 +438,8 @@ class Steering:
                 action()
             for i in ready:
                 self._drivers[i].run(self.inner.param_groups[i])
+            if self._growing:
+                self._check_growing()
             return loss
         except BaseException:
             self.proposer.forget()
@@ -408,7 +458,7 @@ class Steering:
 
     def _kernel_runs(self, work: Work) -> bool:
         device = work.params[0].device
-        if backend(device).__name__.endswith("eager"):
+        if backend(device).__name__.endswith("eager") or self._any_growing(work.entries):
             return False
         if any(p.device != device for p in work.params) or any_sharded(work.params):
             return False
@@ -491,11 +541,8 @@ class Steering:
         self, work: Work, displacements: Sequence[Tensor], *, sign: float = 1.0, along: float = 0.0
     ) -> list[tuple[torch.device, Move]]:
         """Return the moves of a group's layers, one per device."""
-        devices: dict[torch.device, list[int]] = {}
-        for k, p in enumerate(work.params):
-            devices.setdefault(p.device, []).append(k)
         found = []
-        for device, members in devices.items():
+        for device, members in _by_device(work.params).items():
             entries = [work.entries[k] for k in members]
             move = Move(
                 weights=[e.view(work.params[k]) for k, e in zip(members, entries, strict=True)],
@@ -505,9 +552,54 @@ class Steering:
                 lr=work.group["lr"],
                 sign=sign,
                 along=along,
+                grows=self._any_growing(entries),
             )
             found.append((device, move))
         return found
+
+    def grow_from_zero(self, weight: Tensor, e: Entry, segments: Sequence[int]) -> None:
+        """Let segments of a layer begin with a plain step of length η√n, with n the number of their elements."""
+        first = self.ledger(weight.device).first
+        first[[e.row + segment for segment in segments]] = self.grows * math.sqrt(weight.numel() / e.segments)
+        self._growing.add(e.index)
+        self._until_checked = 0
+
+    def learn_norms(self) -> None:
+        """Move the radius of every layer that has a gradient: Adam on ln‖w‖, at the layer's rate.
+
+        d = ∂loss/∂ln‖w‖ = ⟨∇, w⟩;  m, v are running means of d and d²;  ln r ← ln r − ρ m̂/(√v̂ + ε‖∇‖r)
+        """
+        found: list[tuple[Tensor, Tensor, Entry, Group]] = [
+            (p, grad, e, work.group)
+            for work in self.work().values()
+            for p, grad, e in zip(work.params, work.grads, work.entries, strict=True)
+            if not grad.is_sparse
+        ]
+        for device, members in _by_device([p for p, *_ in found]).items():
+            its = [found[k] for k in members]
+            counts = [e.segments for _, _, e, _ in its]
+            weights, grads = ([e.view(pair[i]) for *pair, e, _ in its] for i in (0, 1))
+            sums = dots({"wg": (weights, grads), "gg": (grads, grads)}, segments=counts)
+            start = 0
+            for _, of_group in groupby(its, key=lambda one: id(one[3])):
+                own = list(of_group)
+                rows, options = [row for _, _, e, _ in own for row in e.rows], own[0][3]
+                sign = -1.0 if options.get("maximize", False) else 1.0
+                _learn(self.ledger(device), rows, sums[start : start + len(rows)], options["lr"], sign)
+                start += len(rows)
+
+    def _any_growing(self, entries: Sequence[Entry]) -> bool:
+        return bool(self._growing) and any(e.index in self._growing for e in entries)
+
+    def _check_growing(self) -> None:
+        """Find out now and then, because it waits for the device, which layers have a direction by now."""
+        self._until_checked -= 1
+        if self._until_checked >= 0 or is_capturing():
+            return
+        self._until_checked = _CHECK_GROWING
+        zero = [(ledger.first > 0) & (ledger.radius <= 0) for ledger in self.ledgers.values()]
+        rows = {row for one in zero for row in one.nonzero().flatten().tolist()}
+        self._growing = {e.index for e in self.roster.in_order() if not rows.isdisjoint(e.rows)}
 
     def _states(self, work: Work, shaped: bool) -> list[tuple[list[Tensor], list[int], list[int]]]:
         """Return the inner state of the layers by name and dtype, with rows and numbers of segments.
@@ -517,7 +609,7 @@ class Steering:
         found: dict[tuple[str, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}
         for p, e in zip(work.params, work.entries, strict=True):
             for name, value in self.inner.state[p].items() if p in self.inner.state else ():
-                if name == "radius" or not isinstance(value, Tensor) or not value.is_floating_point():
+                if name in OWN or not isinstance(value, Tensor) or not value.is_floating_point():
                     continue
                 if value.dim() > 0 and (shaped or value.shape != p.shape):
                     tensors, rows, counts = found.setdefault((name, value.dtype), ([], [], []))
@@ -542,16 +634,17 @@ class Steering:
                 elif bad:
                     state[~torch.isfinite(state)] = 0
 
-    def zero_layers(self, work: dict[int, Work]) -> list[str]:
-        """Return the layers among `work` with zero weights, in all or in a segment (waits for the device)."""
+    def zero_layers(self, work: dict[int, Work]) -> list[tuple[Tensor, Entry, list[int]]]:
+        """Return the layers among `work` with zero weights, and which of their segments (waits for the device)."""
+        params = [p for w in work.values() for p in w.params]
         entries = [e for w in work.values() for e in w.entries]
         views = [view for w in work.values() for view in w.views]
         squares = dots({"ww": (views, views)}, segments=[e.segments for e in entries])[:, 0].tolist()
         found, start = [], 0
-        for e in entries:
-            zeros = squares[start : start + e.segments].count(0)
+        for p, e in zip(params, entries, strict=True):
+            zeros = [k for k in range(e.segments) if squares[start + k] == 0]
             if zeros:
-                found.append(e.name if e.segments == 1 else f"{e.name} ({zeros} of its {e.segments} segments)")
+                found.append((p, e, zeros))
             start += e.segments
         return found
 
@@ -567,6 +660,14 @@ class Steering:
                     grads.append(torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense)
         finite = torch.isfinite(dots({"gg": (grads, grads)})[:, 0]).tolist()
         return [name for name, ok in zip(names, finite, strict=True) if not ok]
+
+
+def _by_device(tensors: Sequence[Tensor]) -> dict[torch.device, list[int]]:
+    """Return the positions of the tensors on each device."""
+    devices: dict[torch.device, list[int]] = {}
+    for k, tensor in enumerate(tensors):
+        devices.setdefault(tensor.device, []).append(k)
+    return devices
 
 
 @contextmanager

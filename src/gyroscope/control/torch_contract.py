@@ -23,6 +23,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
 from gyroscope.base import markup
 from gyroscope.base.accepted import real
+from gyroscope.control.joint import main
 from gyroscope.errors import ControlError
 from gyroscope.layers.class_names import ancestry
 
@@ -35,6 +36,9 @@ _HOOKS = (
     "_optimizer_load_state_dict_post_hooks",
 )
 
+
+#: What Layca keeps of a layer next to the inner optimizer's state: ‖w₀‖, and the moments of a norm that is learned.
+OWN = ("radius", "norm_moments")
 
 # The wrapper that decides the length of an optimizer's steps, by the optimizer inside.
 _controllers: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Wrapper]] = weakref.WeakKeyDictionary()
@@ -307,7 +311,7 @@ class Wrapper(Optimizer):
         names, inside = [type(self).__name__], self.inner
         while isinstance(inside, Wrapper):
             names, inside = [*names, type(inside).__name__], inside.inner
-        title = f"<p><b>{markup.text(' over '.join([*names, type(inside).__name__]))}</b></p>"
+        title = f"<p><b>{markup.text(' over '.join([*names, type(main(inside)).__name__]))}</b></p>"
         return "".join([title, *map(markup.paragraph, said), markup.table(heads, rows)])
 
     def _shown(self) -> tuple[list[str], list[str], list[list[str]]]:
@@ -419,14 +423,14 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             f"{[len(g['params']) for g in own]}: the state belongs to another model or another grouping. Build the "
             "optimizer as it was when the state was saved."
         )
-    # Other optimizers keep scalars or rows under the same names (NovoGrad, Nero).
-    kind = _innermost(optimizer).__name__
-    needed, shaped = (_NEEDED.get(kind, ()), _SHAPED) if _is_known(optimizer) else ((), set())
     for group, mine in zip(saved, own, strict=True):
+        # Other optimizers keep scalars or rows under the same names (NovoGrad, Nero).
+        kind = _innermost(optimizer, mine).__name__
+        needed, shaped = (_NEEDED.get(kind, ()), _SHAPED) if _is_known(optimizer, mine) else ((), set())
         for key, p in zip(group["params"], mine["params"], strict=True):
             kept = state_dict["state"].get(key, {})
-            # A radius alone is what Layca keeps of a layer whose state was deleted.
-            lost = [] if set(kept) <= {"radius"} else [name for name in needed if kept.get(name) is None]
+            # These alone are what Layca keeps of a layer whose state was deleted.
+            lost = [] if set(kept) <= set(OWN) else [name for name in needed if kept.get(name) is None]
             if lost:
                 raise ControlError(
                     f"The state is damaged: that of parameter {key} lacks {lost[0]!r}, without which {kind} cannot "
@@ -446,14 +450,14 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                     )
 
 
-def _innermost(optimizer: Optimizer) -> type[Optimizer]:
+def _innermost(optimizer: Optimizer, group: dict[str, Any] | None = None) -> type[Optimizer]:
     while isinstance(optimizer, Wrapper):
         optimizer = optimizer.inner
-    return type(optimizer)
+    return type(main(optimizer, group))
 
 
-def _is_known(optimizer: Optimizer) -> bool:
-    return _innermost(optimizer).__module__.startswith(("torch.optim.", "gyroscope."))
+def _is_known(optimizer: Optimizer, group: dict[str, Any] | None = None) -> bool:
+    return _innermost(optimizer, group).__module__.startswith(("torch.optim.", "gyroscope."))
 
 
 def _is_group(group: Any) -> bool:

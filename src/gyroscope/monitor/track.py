@@ -598,11 +598,16 @@ class Track:
 
     def _hyper(self) -> tuple[list[Any], npt.NDArray[np.bool_], list[Any]]:
         groups = self.optimizer.param_groups
-        controls = getattr(self.optimizer, "controls", None)
-        lr = [arriving(group.get("lr", float("nan"))) for group in groups]
-        decay = [arriving(group.get("weight_decay", 0.0)) for group in groups]
+        controls, nan = getattr(self.optimizer, "controls", None), float("nan")
         steered = [controls is not None and bool(controls(g)) for g in range(len(groups))]
-        nan = float("nan")
+        lr = [
+            # The `lr` of a group that `gyroscope.steer` steps plainly is ρ, and this is the ratio of η to it.
+            arriving(
+                group["lr"] * group["relative_lr"] if controls and "relative_lr" in group else group.get("lr", nan)
+            )
+            for group in groups
+        ]
+        decay = [arriving(group.get("weight_decay", 0.0)) for group in groups]
         return (
             [nan if g is None else lr[g] for g in self._groups],
             np.array([g is not None and not steered[g] for g in self._groups]),

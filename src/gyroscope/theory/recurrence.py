@@ -19,7 +19,7 @@ from gyroscope.theory.effective_rate import Kind
 from gyroscope.theory.equilibrium import Memory
 
 #: Wrappers of optimizers whose `lr` is not η but an angle, or another optimizer's step length.
-CONTROLLERS = ("Layca", "Graft")
+CONTROLLERS = ("Layca", "Steered", "Graft")
 #: Options that a recurrence depends on, besides the learning rate and weight decay, which runs hold per layer.
 OPTIONS = ("momentum", "dampening", "nesterov", "betas", "alpha", "amsgrad", "centered", "decoupled_weight_decay")
 

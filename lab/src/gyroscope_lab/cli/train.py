@@ -135,8 +135,8 @@ def parse_rate(text: str) -> float:
 def named(optimizer: str, control: str, rate: str, *, alpha: float, weight_decay: float, momentum: float) -> str:
     """Return the name of a recipe in figures and tables.
 
-    >>> named("adam", "layca", "3^-5", alpha=0.6, weight_decay=0.0, momentum=0.0)
-    'Adam-Layca 3^-5, alpha +0.6'
+    >>> named("adam", "layca", "3^-4.3", alpha=0.6, weight_decay=0.0, momentum=0.0)
+    'Adam-Layca 3^-4.3, alpha +0.6'
     >>> named("sgd", "none", "0.1", alpha=0.0, weight_decay=5e-3, momentum=0.9)
     'SGD 0.1, decay 0.005, momentum 0.9'
     """

@@ -14,6 +14,7 @@ from gyroscope_lab.errors import LabError
 from gyroscope_lab.models.convolutional import c10_cnn1, c10_cnn1_light, c10_cnn2, digits_cnn, tiny_cnn, vgg
 from gyroscope_lab.models.gpt import gpt
 from gyroscope_lab.models.imagenet_resnet import imagenet_resnet, imagenet_resnet_lastbn
+from gyroscope_lab.models.lstm import lstm
 from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.models.resnet import preresnet, preresnet_v1, resnet, resnet_lastbn, wrn
 
@@ -37,6 +38,7 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     ),
     "wrn-{depth}-{width}": (wrn, "wide residual network of 6n + 4 convolutions; 28-10 has 36,461,232 weights"),
     "gpt-small": (gpt, "decoder-only transformer for characters: 4 blocks of width 128 and 4 heads, unless said"),
+    "lstm-small": (lstm, "recurrent language model for characters: 2 LSTM layers of 128 units, unless said"),
 }
 
 # By declared type: the accepted types, NumPy's numbers included, and their description.

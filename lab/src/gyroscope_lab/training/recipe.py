@@ -74,7 +74,7 @@ class Recipe:
     >>> model = models.make("digits-cnn", seed=0)
     >>> Recipe("SGD", rate=0.1).make(model).param_groups[0]["lr"]
     0.1
-    >>> Recipe("Adam-Layca", rate=3**-5, optimizer="adam", control="layca").make(model).layers[0]
+    >>> Recipe("Adam-Layca", rate=3**-4.3, optimizer="adam", control="layca").make(model).layers[0]
     'conv1.weight'
     """
 

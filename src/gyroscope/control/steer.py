@@ -1,0 +1,349 @@
+"""One optimizer for a whole model: hidden matrices turn by an angle, and AdamW steps everything else.
+
+`steer` decides by what a parameter is for (`routing`), takes its defaults from one table (`presets`), and returns a
+`Layca` over two optimizers that step as one (`joint`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, AdamW, Optimizer
+
+from gyroscope.base import markup
+from gyroscope.base.accepted import flag, real
+from gyroscope.control.joint import Group, Joint, Rule, main
+from gyroscope.control.layca import Layca, check_group
+from gyroscope.control.presets import OTHERS, Norms, maker, preset
+from gyroscope.control.roster import few, names_of
+from gyroscope.control.routing import Route, routes
+from gyroscope.control.steering import Law
+from gyroscope.control.torch_contract import Wrapper, as_group, check_choice, check_whole
+from gyroscope.errors import ControlError
+from gyroscope.layers.class_names import ancestry
+from gyroscope.layers.layer import Granularity, Layer
+
+Inner = str | Callable[..., Optimizer]
+
+#: Optimizers of other libraries that set the length of each layer's step themselves.
+_NORMALIZES = {"LARS", "Lars", "LARC", "LAMB", "Lamb", "NovoGrad", "Nero", "Fromage", "Hyperball", "MuonH", "AdamH"}
+
+_INSTEAD = {
+    "lr": "`rate` for matrices that turn (ρ = tan θ per step, whatever the network), and `others_lr` for all else",
+    "weight_decay": (
+        "nothing: the norm of a matrix that turns is held, so that decay has no effect on it. To rotate matrices as "
+        "fast as AdamW with decay does in the end, give rate=gyroscope.control.rates.from_decay(lr, weight_decay)"
+    ),
+}
+
+#: The fewest steps within which a layer may forget its direction, if gradients are independent.
+_SHORTEST_MEMORY = 10.0
+
+
+def steer(
+    model: nn.Module,
+    inner: Inner = "adamw",
+    *,
+    rate: float | None = None,
+    others_lr: float | None = None,
+    embeddings: Rule | None = None,
+    heads: Rule | None = None,
+    norms: Norms | None = None,
+    plain: str | Iterable[str] = (),
+    granularity: Granularity = "expert",
+    project: bool | None = None,
+    nonfinite: Literal["skip", "raise"] = "skip",
+    reads_weights: bool | None = None,
+    inner_options: Mapping[str, Any] | None = None,
+    others_options: Mapping[str, Any] | None = None,
+    **rejected: Any,
+) -> Steered:
+    """Return one optimizer for the whole model, whose matrices turn by arctan ρ in each step.
+
+    | parameters | step |
+    |---|---|
+    | hidden matrices | turn by arctan ρ in the direction of the inner optimizer (`gyroscope.Layca`) |
+    | gains, biases, routers, tables that are added | AdamW at `others_lr`, without weight decay |
+    | embeddings, output head | by choice: "turn", "plain" (AdamW at `others_lr`), or "frozen" |
+
+    What is left out comes from the preset of `inner` (`gyroscope.control.presets`). `print` shows what was decided. The
+    `lr` of every group is ρ, also of those that are stepped plainly, whose learning rate keeps its ratio to ρ: any
+    scheduler acts on all of them in proportion. Parameters that need no gradient are left out.
+
+    The norm of a matrix that turns is held, or learned: with d = ⟨∇, w⟩ and its running means m, v of d and d²,
+
+        ln‖w‖ ← ln‖w‖ − ρ m̂/(√v̂ + 10⁻⁴ ‖∇‖‖w‖)
+
+    A matrix that begins at zero (B of LoRA) has no direction. With its first gradient it takes a plain step, of length
+    η√n with η = `others_lr` and n its number of elements; from then on it turns.
+
+    Args:
+        model: the model.
+        inner: "adamw", "sgd" or "muon"; "adamh" or "muonh" (Hyperball, without operation 1); or a function that takes a
+            list of parameter groups (and `inner_options`) and returns an optimizer, such as `torch.optim.NAdam`.
+        rate: ρ = tan θ of a step.
+        others_lr: the learning rate of what is stepped plainly.
+        embeddings: the rule of embeddings, also of positions.
+        heads: the rule of the output head, also if it is tied to an embedding.
+        norms: "learned", or "held" at what they were at the first step.
+        plain: names of layers, or glob patterns on them, to step plainly.
+        granularity: the parts of a layer that turn, as in `gyroscope.layers`: by default each expert of a mixture.
+        project: whether to perform operation 1 of Layca.
+        nonfinite, reads_weights: as in `gyroscope.Layca`.
+        inner_options: options of the inner optimizer, such as `betas`; not `lr` and `weight_decay`.
+        others_options: options of the AdamW that steps the other parameters, such as `capturable`.
+
+    Example:
+        >>> import torch, gyroscope
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> optimizer = gyroscope.steer(model)
+        >>> print(optimizer)
+        Steered: Layca over AdamW turns 1 matrix; AdamW steps 3 other parameters.
+        Each step turns a layer by arctan ρ; its norm is learned.
+        parameters  shape  role    rule   rate
+        0.weight    8 × 4  matrix  turn   ρ = 0.028 (1.6°)
+        2.weight    2 × 8  head    plain  lr = 0.01
+        0.bias      8      other   plain  lr = 0.01
+        2.bias      2      other   plain  lr = 0.01
+        >>> schedule = gyroscope.control.rates.cosine(optimizer, steps=1000)
+    """
+    for name in rejected:
+        if name not in _INSTEAD:
+            raise TypeError(f"steer() got an unexpected keyword argument {name!r}")
+        raise ControlError(f"`{name}` is not an argument of steer, got {rejected[name]!r}. Give {_INSTEAD[name]}.")
+    named = isinstance(inner, str) or not callable(inner)
+    chosen = preset(inner) if named else preset("adamw")
+    rate = _checked("rate", chosen.rate if rate is None else rate, chosen.rate)
+    others_lr = _checked("others_lr", chosen.others_lr if others_lr is None else others_lr, chosen.others_lr)
+    embeddings, heads = (mine or theirs for mine, theirs in ((embeddings, chosen.embeddings), (heads, chosen.heads)))
+    check_choice("embeddings", embeddings, get_args(Rule))
+    check_choice("heads", heads, get_args(Rule))
+    norms = norms or chosen.norms
+    check_choice("norms", norms, get_args(Norms))
+    project = chosen.project if project is None else flag(project, "project", ControlError)
+    options = {**(chosen.options if named else {}), **_checked_options("inner_options", inner_options)}
+    others_options = {**OTHERS, **_checked_options("others_options", others_options)}
+    routed = routes(model, embeddings=embeddings, heads=heads, plain=plain, granularity=granularity)
+    turning = [route for route in routed if route.rule == "turn"]
+    if not turning:
+        raise ControlError(_why_nothing_turns(routed))
+    groups = _groups(routed, rate, others_lr / rate)
+    its = _made(maker(chosen) if named else inner, groups["turn"], options, turning)
+    others = _with_options(AdamW, groups["plain"] or [{"params": []}], {"weight_decay": 0.0, **others_options})
+    its.defaults["lr"] = others.defaults["lr"] = rate  # of groups that are added later
+    joint = Joint(its, others, [*its.param_groups, *groups["plain"], *groups["frozen"]])
+    _warn_beyond(rate, its.param_groups[0])
+    layers = [route.layer for route in turning if route.layer is not None]
+    law: dict[str, Any] = {"project": project, "nonfinite": nonfinite, "reads_weights": reads_weights}
+    return Steered(joint, layers, others_lr / rate, learns=norms == "learned", **law)
+
+
+class Steered(Layca):
+    """Layca over two optimizers that step as one, for the whole of a model; made by `steer`.
+
+    Everything that a `Layca` can do, it can: `rates()`, `skipped()`, `multipliers`, checkpoints. Its groups have two
+    keys more: `rule` ("turn", "plain" or "frozen") and `role` (what the parameters are for). The learning rate of a
+    group that is stepped plainly is `lr` times its `relative_lr`.
+    """
+
+    def __init__(
+        self, joint: Joint, layers: Sequence[Layer], relative_lr: float, *, learns: bool, **options: Any
+    ) -> None:
+        super().__init__(joint, layers, **options)
+        self._relative_lr = relative_lr
+        self._steering.grows = relative_lr
+        self._steering.learns = learns
+
+    def _needs_closure(self) -> bool:
+        return False  # because norms are learned from the gradients
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters: those of two or more dimensions turn, the others are stepped plainly.
+
+        Both have the rate ρ of the group, by default that with which the optimizer was built.
+        """
+        group = as_group(param_group)
+        one_by_one = [one if isinstance(one, tuple) else (None, one) for one in group.pop("params")]
+        held = {id(p) for own in self.param_groups for p in own["params"]}
+        if any(id(p) in held for _, p in one_by_one):
+            raise ControlError("The group has parameters that another group has already; nothing was changed.")
+        start = len(self.param_groups)
+        named = [(f"group{start}.{j}" if name is None else name, p) for j, (name, p) in enumerate(one_by_one)]
+        matrices = [(name, p) for name, p in named if isinstance(p, Tensor) and p.dim() >= 2]
+        check_group(matrices, group.get("lr", self.defaults["lr"]))
+        _check_muon(main(self.inner), matrices)
+        rest = [(name, p) for name, p in named if not isinstance(p, Tensor) or p.dim() < 2]
+        if rest:
+            mine = {"rule": "plain", "role": "other", "relative_lr": self._relative_lr}
+            super().add_param_group({**group, **mine, "params": rest})
+        if matrices:
+            super().add_param_group({**group, "rule": "turn", "role": "matrix", "params": matrices})
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        check_whole(state_dict)
+        theirs = [group.get("rule") for group in state_dict["param_groups"]]
+        mine = [group["rule"] for group in self.param_groups]
+        if theirs != mine:
+            raise ControlError(
+                f"The rules of the state's groups are {theirs}, and here they are {mine}. Steer the model as it was "
+                "when the state was saved: with the same `inner`, `embeddings`, `heads` and `plain`."
+            )
+        super()._load(state_dict)
+
+    def __repr__(self) -> str:
+        said, heads, rows = self._shown()
+        shown = rows if len(rows) <= markup.FIRST + markup.LAST else [*rows[: markup.FIRST], *rows[-markup.LAST :]]
+        widths = [max(len(row[i]) for row in [heads, *shown]) for i in range(len(heads))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *shown)
+        ]
+        if len(shown) < len(rows):
+            lines.insert(markup.FIRST + 1, f"… {len(rows) - len(shown):,} more …")
+        return "\n".join([f"{type(self).__name__}: {said[0]}", *said[1:], *(line.rstrip() for line in lines)])
+
+    def _shown(self) -> tuple[list[str], list[str], list[list[str]]]:
+        heads = ["parameters", "shape", "role", "rule", "rate"]
+        collapsed: dict[tuple[str, ...], list[str]] = {}
+        counts = dict.fromkeys(get_args(Rule), 0)
+        for g, group in enumerate(self.param_groups):
+            counts[group["rule"]] += len(group["params"])
+            for name, p in zip(names_of(group, g), group["params"], strict=True):
+                like = re.sub(r"(?<![^.])\d+(?=\.)", "*", name)
+                key = (like, " × ".join(map(str, p.shape)) or "1", group["role"], group["rule"], self._said_rate(group))
+                collapsed.setdefault(key, []).append(name)
+        rows = [
+            [names[0] if len(names) == 1 else f"{key[0]} ({len(names)})", *key[1:]] for key, names in collapsed.items()
+        ]
+        law = self.law.said()
+        if self._steering.learns:
+            law = law.partition("; " if "; " in law else ", and ")[0] + "; its norm is learned."
+        return [self._said_of_rules(counts), law], heads, rows
+
+    def _said_rate(self, group: Group) -> str:
+        lr = float(group["lr"])
+        if group["rule"] == "turn":
+            return f"ρ = {lr:.3g}" + (f" ({math.degrees(math.atan(lr)):.2g}°)" if self.law == Law() else "")
+        return f"lr = {lr * group['relative_lr']:.3g}" if group["rule"] == "plain" else "–"
+
+    def _said_of_rules(self, counts: Mapping[str, int]) -> str:
+        turn, plain, frozen = (counts[rule] for rule in get_args(Rule))
+        inner = type(main(self.inner)).__name__
+        said = f"Layca over {inner} turns {turn} {'matrix' if turn == 1 else 'matrices'}"
+        said += f"; AdamW steps {plain} other parameter{'s' * (plain != 1)}" if plain else ""
+        return said + (
+            f"; {frozen} stay{'s' * (frozen == 1)} as {'it is' if frozen == 1 else 'they are'}." if frozen else "."
+        )
+
+
+def _checked(name: str, given: Any, fine: float) -> float:
+    if not 0 < real(given) < math.inf:
+        raise ControlError(f"`{name}` must be a finite number > 0, got {given!r}. Try {fine:.3g}.")
+    return real(given)
+
+
+def _checked_options(name: str, given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ControlError(f'`{name}` must be a dict, got a {type(given).__name__}. Try {{"betas": (0.9, 0.95)}}.')
+    for key in _INSTEAD.keys() & given.keys():
+        raise ControlError(f"`{name}` must not have {key!r}, got {given[key]!r}. Give {_INSTEAD[key]}.")
+    return dict(given)
+
+
+def _why_nothing_turns(routed: Sequence[Route]) -> str:
+    found = [f"{route.name} ({route.role})" for route in routed if route.layer is not None]
+    if found:
+        return (
+            f"No matrix of the model turns; stepped plainly or frozen are {few(found)}. Let them turn with "
+            'heads="turn" or embeddings="turn", or use torch.optim.AdamW.'
+        )
+    what = f"its {len(routed)} parameters that need a gradient are vectors" if routed else "none needs a gradient"
+    return f"The model has no matrix to turn: {what}. Use torch.optim.AdamW, or call requires_grad_() on its layers."
+
+
+def _groups(routed: Sequence[Route], rate: float, relative_lr: float) -> dict[str, list[Group]]:
+    """Return the groups of each rule, one per role."""
+    found: dict[tuple[str, str], Group] = {}
+    for route in routed:
+        own = {"params": [], "lr": rate, "rule": route.rule, "role": route.role}
+        if route.rule == "plain":
+            own["relative_lr"] = relative_lr
+        found.setdefault((route.rule, route.role), own)["params"].append((route.name, route.parameter))
+    return {rule: [group for (its, _), group in found.items() if its == rule] for rule in get_args(Rule)}
+
+
+def _made(make: Any, groups: list[Group], options: dict[str, Any], turning: Sequence[Route]) -> Optimizer:
+    """Return the inner optimizer over the groups that turn, without weight decay."""
+    _check_muon(make, [(route.name, route.parameter) for route in turning])
+    rates = [group["lr"] for group in groups]
+    made = _with_options(make, groups, options)
+    if not isinstance(made, Optimizer):
+        raise ControlError(
+            f"`inner` must return a torch.optim.Optimizer, got a {type(made).__name__}. Try torch.optim.NAdam."
+        )
+    name = type(made).__name__
+    if (isinstance(made, Wrapper) and made.sets_lengths) or _NORMALIZES & set(ancestry(made)):
+        raise ControlError(
+            f"`inner` must propose steps and leave their length to Layca, got {name}, which normalizes them. Give "
+            'the optimizer whose direction it takes, such as "sgd" or "adamw".'
+        )
+    if isinstance(made, LBFGS) or type(made).state_dict is not Optimizer.state_dict:
+        raise ControlError(
+            f"`inner` must step from one gradient and keep its state as torch's optimizers do; {name} does not. Wrap "
+            "it yourself: gyroscope.Layca(optimizer, model)."
+        )
+    if [len(group["params"]) for group in made.param_groups] != [len(group["params"]) for group in groups]:
+        raise ControlError(
+            f"`inner` must return an optimizer over the groups that it is given, got {name} over others. Try "
+            "lambda groups: torch.optim.NAdam(groups)."
+        )
+    for group, given, rate in zip(made.param_groups, groups, rates, strict=True):
+        group |= {"lr": rate, "rule": given["rule"], "role": given["role"]}
+        if "weight_decay" in group:
+            group["weight_decay"] = 0.0
+    made.defaults |= {"weight_decay": 0.0} if "weight_decay" in made.defaults else {}
+    return made
+
+
+def _with_options(make: Any, groups: list[Group], options: dict[str, Any]) -> Any:
+    try:
+        return make(groups, **options)
+    except (TypeError, ValueError) as error:
+        name = getattr(make, "__name__", repr(make))
+        raise ControlError(
+            f"{name} could not be made with the options {options} ({error}). Give options that it knows."
+        ) from error
+
+
+def _check_muon(make: Any, weights: Sequence[tuple[str, Tensor]]) -> None:
+    """Reject weights that Muon cannot orthogonalize: vectors, convolutions, and experts in one tensor."""
+    muon = getattr(torch.optim, "Muon", None)
+    if muon is None or (make is not muon and not isinstance(make, muon)):
+        return
+    wrong = [f"{name} ({p.dim()} dimensions)" for name, p in weights if p.dim() != 2]
+    if wrong:
+        raise ControlError(
+            f"Muon orthogonalizes matrices, weights of two dimensions, got {few(wrong)}. Step them plainly with "
+            'plain="NAME", or use inner="adamw", which takes any.'
+        )
+
+
+def _warn_beyond(rate: float, group: Group) -> None:
+    """Warn about a rate at which a layer forgets its direction within a few steps, if gradients are independent."""
+    beta = real(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
+    faster = (1 + beta) / (1 - beta) if 0 <= beta < 1 else 1.0
+    memory = 2 / (rate * rate * faster)
+    if memory < _SHORTEST_MEMORY:
+        most = math.sqrt(2 / (_SHORTEST_MEMORY * faster))
+        warnings.warn(
+            f"`rate` {rate:.3g} is beyond the stable range: with a momentum of {beta:g} a layer forgets its direction "
+            f"within {memory:.2g} steps. Stay below {most:.2g}; the preset has 0.028 for AdamW and 3**-3 for SGD.",
+            stacklevel=3,
+        )

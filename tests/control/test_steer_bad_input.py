@@ -1,0 +1,143 @@
+"""What `steer` refuses or warns about, before anything is changed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gyroscope import Layca, steer
+from gyroscope.control import lars, presets
+from gyroscope.errors import ControlError, LayerError
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def convolutional() -> nn.Sequential:
+    return nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(2, 4), nn.Linear(4, 2))
+
+
+class LARS(torch.optim.SGD):
+    """Has the name of an optimizer that normalizes its steps layer by layer."""
+
+
+class Strange(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "mine": 1}
+
+
+class Gains(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: steer(net(), lr=1e-3), r"`lr` is not an argument of steer, got 0\.001\. Give `rate` .*`others_lr`"),
+        (
+            lambda: steer(net(), weight_decay=0.1),
+            r"`weight_decay` is not an argument .*rates\.from_decay\(lr, weight_d",
+        ),
+        (lambda: steer(net(), inner_options={"lr": 1}), r"`inner_options` must not have 'lr', got 1\. Give `rate`"),
+        (lambda: steer(net(), others_options={"weight_decay": 1}), r"`others_options` must not have 'weight_decay'"),
+        (lambda: steer(net(), inner_options=[1]), r"`inner_options` must be a dict, got a list"),
+        (lambda: steer(net(), inner_options={"moment": 1}), r"AdamW could not be made .*Give options that it"),
+        (lambda: steer(net(), rate=0.0), r"`rate` must be a finite number > 0, got 0\.0\. Try 0\.028\."),
+        (lambda: steer(net(), rate=math.nan), r"`rate` must be a finite number > 0, got nan\."),
+        (lambda: steer(net(), rate="fast"), r"`rate` must be a finite number > 0, got 'fast'"),
+        (lambda: steer(net(), others_lr=-1), r"`others_lr` must be a finite number > 0, got -1"),
+        (lambda: steer(net(), "lion"), r"`inner` must be one of 'adamw', 'sgd', .*got 'lion'\. Try \"adamw\""),
+        (lambda: steer(net(), "hyperball"), r"Hyperball goes around an optimizer: use \"adamh\" or \"muonh\""),
+        (lambda: steer(net(), 3), r"`inner` must be one of .*, or a function of parameter groups .*got 3"),
+        (lambda: steer(net(), torch.optim.SGD(net().parameters())), r"`inner` must be one of .*got SGD"),
+        (lambda: steer(net(), heads="free"), r"`heads` must be one of 'turn', 'plain', 'frozen', got 'free'"),
+        (lambda: steer(net(), embeddings="no"), r"`embeddings` must be one of 'turn', 'plain', 'frozen', got 'no'"),
+        (lambda: steer(net(), norms="fixed"), r"`norms` must be one of 'learned', 'held', got 'fixed'"),
+        (lambda: steer(net(), project="yes"), r"`project`"),
+        (lambda: steer(Gains()), r"Gains has no layers|no matrix to turn"),
+        (lambda: steer(net().requires_grad_(False)), r"The model has no matrix to turn: none needs a gradient\."),
+        (lambda: steer(nn.Linear(3, 2)), r"No matrix of the model turns; .*weight \(head\)\. .*heads=\"turn\""),
+        (lambda: steer(net(), lambda groups: None), r"`inner` must return a torch\.optim\.Optimizer, got a NoneType"),
+        (lambda: steer(net(), lambda groups: Layca(torch.optim.SGD(groups))), r"got Layca, which normalizes them"),
+        (lambda: steer(net(), lambda groups: lars(torch.optim.SGD(groups))), r"got Layca, which normalizes them"),
+        (lambda: steer(net(), LARS), r"leave their length to Layca, got LARS, which normalizes them\. Give .*\"sgd\""),
+        (lambda: steer(net(), torch.optim.LBFGS), r"one gradient and keep its state as torch's .*LBFGS does not"),
+        (lambda: steer(net(), Strange), r"keep its state as torch's optimizers do; Strange does not"),
+        (
+            lambda: steer(net(), lambda groups: torch.optim.SGD([p for g in groups for _, p in g["params"]][:1])),
+            r"`inner` must return an optimizer over the groups that it is given, got SGD over others",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises((ControlError, LayerError), match=said):
+        call()
+
+
+def test_other_unknown_arguments_are_type_errors_as_python_s_own() -> None:
+    with pytest.raises(TypeError, match=re.escape("steer() got an unexpected keyword argument 'momentum'")):
+        steer(net(), momentum=0.9)
+
+
+def test_what_is_not_a_model_is_refused() -> None:
+    with pytest.raises(LayerError, match=r"`model` must be a torch\.nn\.Module, got list"):
+        steer(list(net().parameters()))  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 and later have Muon")
+def test_muon_is_refused_on_weights_that_are_not_matrices() -> None:
+    with pytest.raises(
+        ControlError, match=r"Muon orthogonalizes matrices, .*got 0\.weight \(3 dimensions\)\. .*plain="
+    ):
+        steer(convolutional(), "muon")
+    assert steer(convolutional(), "muon", plain="0.weight").layers == ("2.weight",)
+    optimizer = steer(net(), "muon")
+    with pytest.raises(ControlError, match=r"Muon orthogonalizes matrices, .*\(3 dimensions\)"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2, 2))]})
+    assert len(optimizer.param_groups) == 3
+
+
+def test_muon_is_missing_in_older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(ControlError, match=r"torch\.optim\.Muon is not in torch .*; torch 2\.9 and later have"):
+        steer(net(), "muon")
+
+
+def test_a_schedule_free_optimizer_keeps_weights_of_its_own() -> None:
+    class ScheduleFree(torch.optim.SGD):
+        def train(self) -> None: ...
+        def eval(self) -> None: ...
+
+    with pytest.raises(ControlError, match="keeps weights of its own"):
+        steer(net(), ScheduleFree)
+
+
+@pytest.mark.parametrize(
+    ("inner", "fine", "beyond", "most"),
+    [("adamw", 0.09, 0.2, "0.1"), ("sgd", 0.4, 0.5, "0.45"), ("muon", 0.07, 0.1, "0.072")],
+)
+def test_a_rate_beyond_the_stable_range_is_warned_about(inner: str, fine: float, beyond: float, most: str) -> None:
+    if not hasattr(torch.optim, presets.PRESETS[inner].inner):
+        pytest.skip("torch 2.9 and later have Muon")
+    steer(net(), inner, rate=fine)  # warnings are errors here
+    with pytest.warns(UserWarning, match=rf"beyond the stable range: .* Stay below {re.escape(most)};"):
+        steer(net(), inner, rate=beyond)
+
+
+def test_nothing_is_changed_by_a_refusal() -> None:
+    model = net()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ControlError):
+        steer(model, LARS)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert isinstance(steer(model), Optimizer)
