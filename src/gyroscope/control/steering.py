@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.base.transfer import is_capturing
+from gyroscope.base.hooks import is_capturing
 from gyroscope.control.proposal import UNKNOWN, Group, Proposal, Proposer, decay_of, kernel_of
 from gyroscope.control.roster import Entry, Roster, few
 from gyroscope.control.torch_contract import OWN
