@@ -2,6 +2,7 @@
 
     python benchmarks/page.py --report
     python benchmarks/page.py --live     # what the live page costs: see page_live.py
+    python benchmarks/page.py --browser  # what a reader waits for: see page_browser.py
 
 A run of made-up numbers that behave like a residual network under SGD is written to a temporary folder, with the
 quantities of the target and with all that `gyroscope.watch` records. Each report is made by the command, in a process
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import page_browser
 import page_live
 from gyroscope.page.document import BUNDLE, parts
 from gyroscope.store import LayerInfo, QuantityInfo, Rows, Scalars, Writer
@@ -155,17 +157,38 @@ def report(out: Path) -> None:
     })  # fmt: skip
 
 
+def browser(out: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        large = scratch / "large.html"
+        command = [sys.executable, "-m", "gyroscope", "report", str(write_run(scratch / "six")), "--out", str(large)]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        small = write_run(scratch / "small" / "run", layers=200, steps=1000, quantities=("rotation",))
+        found = page_browser.measured(large, small, scratch)
+    print({name: one["median"] for name, one in found["large"].items() if name != "file_bytes"})
+    for name, row in found["two_hundred_layers"].items():
+        print(f"{name:20}", {key: one["median"] for key, one in row.items()})
+    write(out, {
+        "command": "python benchmarks/page.py --browser",
+        "environment": environment(torch.device("cpu")),
+        **found,
+    })  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", action="store_true", help="reports: seconds, memory and bytes")
     parser.add_argument("--live", action="store_true", help="the live page: processor time, delays, flushes")
+    parser.add_argument("--browser", action="store_true", help="pages in a browser, compared with TensorBoard")
     results = Path(__file__).parent / "results"
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    if given.report == given.live:
-        parser.error("say what to measure: --report or --live")
+    if given.report + given.live + given.browser != 1:
+        parser.error("say what to measure: --report, --live or --browser")
     if given.report:
         report(given.out or results / "page_report_cpu.json")
+    elif given.browser:
+        browser(given.out or results / "page_browser_cpu.json")
     else:
         page_live.live(given.out or results / "page_live.json")
 
