@@ -21,9 +21,10 @@ from gyroscope.monitor import live_page
 
 # A training without torch, whose import takes seconds.
 TRAINING = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from gyroscope.monitor import live_page
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the shell that runs the tests may have it ignored
 address = live_page.show(Path(sys.argv[1]), 0)
 if "fork" in sys.argv and os.fork() == 0:  # as a data loader does, which may outlive the training
     print(os.getpid(), flush=True)
@@ -46,7 +47,7 @@ def opened(address):
 
 def answers(address):
     try:
-        with socket.create_connection(re.search(r"//([\d.]+):(\d+)/", address).groups(), timeout=1):
+        with socket.create_connection(re.search(r"//([\d.]+):(\d+)/", address).groups(), timeout=10):
             return True
     except OSError:
         return False
@@ -150,21 +151,20 @@ def test_the_page_ends_with_the_training(tmp_path, how, fork):
     training = subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    lines = sorted(training.stdout.readline() for _ in range(1 + fork))
-    address, child = lines[-1].split()
-    assert answers(address)
-    if how is None:
-        training.stdin.close()
-    else:
-        training.send_signal(how)
-    training.wait(20)
-    ends(lambda: is_running(int(child)))
-    assert not answers(address)
-    if fork:
-        assert is_running(int(lines[0]))
-        os.kill(int(lines[0]), signal.SIGKILL)
-    training.stdout.close()
-    training.stdin.close()
+    with training:
+        lines = sorted(training.stdout.readline() for _ in range(1 + fork))
+        address, child = lines[-1].split()
+        assert answers(address)
+        if how is None:
+            training.stdin.close()
+        else:
+            training.send_signal(how)
+        training.wait(20)
+        ends(lambda: is_running(int(child)))
+        assert not answers(address)
+        if fork:
+            assert is_running(int(lines[0]))
+            os.kill(int(lines[0]), signal.SIGKILL)
 
 
 def test_other_ranks_start_no_page(tmp_path, children, monkeypatch):
