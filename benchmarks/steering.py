@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/steering.py --text tinyshakespeare.txt
 
-One thread of a CPU, about a quarter of an hour. The cases, in benchmarks/results/steering_cpu.json:
+One thread of a CPU, about half an hour. The cases, in benchmarks/results/steering_cpu.json:
 
 - `momentum`: steps to half rotation with independent random gradients, for `rates.with_momentum`;
 - `digits`: the laboratory's digits task, three seeds, test accuracy;
@@ -34,6 +34,7 @@ from torch.optim import AdamW, Optimizer
 
 from gyroscope import Layca, steer
 from gyroscope.control import SGD_AMom, rates
+from gyroscope.control.joint import Joint
 from gyroscope_lab import models
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.demo import RECIPES, TASK, run
@@ -112,6 +113,32 @@ def adamw(lr: float) -> Make:
     return lambda model: (model, AdamW(model.parameters(), lr=lr, weight_decay=0.1, betas=(0.9, 0.95)))
 
 
+def adamw_two(lr: float, others_lr: float) -> Make:
+    """AdamW at one learning rate for hidden matrices and at another, without decay, for all else."""
+
+    def make(model: nn.Module) -> tuple[nn.Module, Optimizer]:
+        groups = steer(model).param_groups
+        hidden = [p for group in groups if group["rule"] == "turn" for p in group["params"]]
+        rest = [p for group in groups if group["rule"] == "plain" for p in group["params"]]
+        parts = [{"params": hidden, "weight_decay": 0.1}, {"params": rest, "lr": others_lr, "weight_decay": 0.0}]
+        return model, AdamW(parts, lr=lr, betas=(0.9, 0.95))
+
+    return make
+
+
+def muon(lr: float, others_lr: float) -> Make:
+    """Muon for hidden matrices, and AdamW for all else, without steering."""
+
+    def make(model: nn.Module) -> tuple[nn.Module, Optimizer]:
+        groups = steer(model).param_groups
+        parts = [{"params": g["params"], "lr": lr, "rule": g["rule"], "relative_lr": others_lr / lr} for g in groups]
+        inner = torch.optim.Muon([g for g in parts if g["rule"] == "turn"], weight_decay=0.1)
+        others = AdamW([g for g in parts if g["rule"] == "plain"], weight_decay=0.0, betas=(0.9, 0.95))
+        return model, Joint(inner, others, [*inner.param_groups, *others.param_groups])
+
+    return make
+
+
 def scaled(**options: Any) -> Make:
     def make(model: nn.Module) -> tuple[nn.Module, Optimizer]:
         model = Scaled(model)
@@ -141,7 +168,9 @@ GRID = {
     )
     if norms == "learned" or rate == 0.028
 }
-GPT = {**{f"AdamW {lr:g}": adamw(lr) for lr in (1e-3, 3e-3, 1e-2)}, **GRID}
+TWO = {f"AdamW {lr:g}, others 0.01": adamw_two(lr, 1e-2) for lr in (1e-3, 3e-3)}
+MUON = {f"Muon {lr:g}, others 0.01": muon(lr, 1e-2) for lr in (0.01, 0.03, 0.1)}
+GPT = {**{f"AdamW {lr:g}": adamw(lr) for lr in (1e-3, 3e-3, 1e-2)}, **TWO, **MUON, **GRID}
 HELD: dict[str, Any] = {"norms": "held", "heads": "turn", "embeddings": "plain", "others_lr": 3e-3}
 WHY = {
     "held, head turn, a learnable factor on the logits": scaled(**HELD),
@@ -160,7 +189,14 @@ FEW = {
     "steer adamw, norms held": steered(norms="held"),
     "steer muon": steered("muon"),
 }
-LONGER = {"AdamW 0.001": adamw(1e-3), "AdamW 0.01": adamw(1e-2), **FEW, "steer adamw, head turn": steered(heads="turn")}
+LONGER = {
+    "AdamW 0.001": adamw(1e-3),
+    "AdamW 0.01": adamw(1e-2),
+    **TWO,
+    "Muon 0.03, others 0.01": muon(0.03, 1e-2),
+    **FEW,
+    "steer adamw, head turn": steered(heads="turn"),
+}
 
 
 # Random walks, and digits
@@ -244,6 +280,8 @@ def main() -> None:
         *(("gpt", name, make, STEPS, 0) for name, make in GPT.items()),
         *(("why", name, make, STEPS, 0) for name, make in WHY.items()),
         *(("longer", name, make, 3 * STEPS, 0) for name, make in LONGER.items()),
+        # As many more steps as a steered training of 1,500 takes longer on a CPU.
+        ("longer", "AdamW 0.003, others 0.01, 1720 steps", adamw_two(3e-3, 1e-2), 1720, 0),
         *(("seeds", f"{name}, seed {seed}", make, STEPS, seed) for seed in (1, 2) for name, make in FEW.items()),
     ]
     for part, name, make, steps, seed in cells:

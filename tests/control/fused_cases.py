@@ -538,3 +538,26 @@ def test_the_arguments_that_change_stand_where_they_are_exchanged():
     assert arguments[module._POINTERS] is launch.pointers
     assert arguments[module._NUMBERS] is launch._numbers(hyper, Law())
     assert sum(arguments[module._LR : module._LR + 2]) == 1 / 3
+
+
+@pytest.mark.parametrize("inner", ["adamw", "sgd", "muon"])
+def test_a_steered_model_takes_the_same_steps_with_and_without_kernels(inner):
+    def made():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 3)).to(DEVICE, torch.float64)
+        nn.init.zeros_(net[1].weight)
+        return net, gyroscope.steer(net, inner, rate=LR)
+
+    (net, optimizer), (other, eager) = made(), made()
+    eager._steering._kernel_runs = lambda work: False
+    for t in range(4):
+        for model, one in ((net, optimizer), (other, eager)):
+            give(list(model.parameters()), gradients(list(model.parameters()), t))
+            one.step()
+        for p, q in zip(net.parameters(), other.parameters(), strict=True):
+            assert distance(p, q) < 1e-7
+        # A group with a layer of zeros is stepped without kernels until it is known to have a direction.
+        kernels = fused_groups(optimizer) + given_groups(optimizer)
+        assert bool(kernels) == (t == 3)
+        optimizer._steering._until_checked = 0 if t == 1 else 1
+    assert optimizer.state[net[0].weight]["norm_moments"][0, 2] == 3
