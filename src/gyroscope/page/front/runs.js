@@ -15,7 +15,8 @@ function createRuns(app) {
 	const search = h("input", { type: "search", placeholder: "run name", "aria-label": "Search runs by text or pattern", oninput: () => app.set({ find: search.value }) });
 	const [tools, head, body, empty, scatter] = [h("div.tools"), h("tr"), h("tbody"), h("p.muted"), h("div")];
 	const table = h("div.scroll-x", { tabindex: 0, role: "region", "aria-label": "Table of runs" }, h("table.runs", h("caption.hidden", "Runs"), h("thead", head), body));
-	const node = h("div.page", h("section.run-head", h("h1", clean(app.config.title || "Runs")), (app.config.about ?? []).map((text) => h("p.about", clean(text)))), panel("runs", "Runs", h("div.tools", search, tools), table, empty), scatter, glossary());
+	const about = (app.config.about ?? []).map((text) => h("p.about", clean(text)));
+	const node = h("div.page", h("section.run-head", h("h1", clean(app.config.title || "Runs")), about.slice(0, 1), about.length > 1 && h("details", h("summary", "More about these runs"), about.slice(1))), panel("runs", "Runs", h("div.tools", search, tools), table, empty), scatter, glossary());
 
 	function row(run, highest) {
 		const broken = run.state === "unreadable";
