@@ -83,7 +83,7 @@ types: $(READY)  ## mypy --strict on both packages, and on a use of its public n
 	$(BIN)/mypy tests/type_checked.py
 
 unit: $(READY)  ## the tests and the examples in docstrings and documents
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 gpu: $(READY)  ## the tests that need a GPU, and those of the kernels on it
 	GYROSCOPE_TEST_DEVICE=cuda $(BIN)/pytest tests
