@@ -224,12 +224,14 @@ class Staged:
         """Copy the weights to a flat buffer, which is reused, because fresh pages cost more than copying."""
         if self.kept is None or lasting:
             buffer = torch.zeros(self.layout.total, dtype=self.dtype, device=self.device)
-            views = self.layout.views(buffer)
+            # Parts with the shapes of the weights, so that weights need no views of their own at every copy.
+            parts = zip(self.layout.views(buffer), weights, strict=True)
+            views = [part.view(w.shape) if w.is_contiguous() else part for part, w in parts]
             if not lasting:
                 self.kept, self._kept_views = buffer, views
         else:
             buffer, views = self.kept, self._kept_views
-        torch._foreach_copy_(views, list(map(flat, weights)))
+        torch._foreach_copy_(views, [w if w.is_contiguous() else flat(w) for w in weights])
         return buffer
 
     def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
@@ -359,8 +361,11 @@ class Native(Staged):
             return super().products(weights, gradients, remembered)
         moves = remembered.before is not None or remembered.anchor is not None
         result = native.moves(
-            list(map(flat, weights)),
-            [flat(g, w) for g, w in zip(gradients, weights, strict=True)],
+            [w if w.is_contiguous() else flat(w) for w in weights],
+            [
+                g if g.is_contiguous() and w.is_contiguous() else flat(g, w)
+                for g, w in zip(gradients, weights, strict=True)
+            ],
             self.layout.offsets,
             buffers,
             moved=remembered.moved,

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +119,13 @@ class Table:
 
     def __init__(self, lists: Sequence[Sequence[Tensor]], segments: Sequence[int]) -> None:
         self._kept: Any = lists  # the copies among them must live as long as their addresses
-        if not all(t.is_contiguous() for one in lists for t in one):
+        if not all(map(Tensor.is_contiguous, chain.from_iterable(lists))):
             # Copies for tensors whose elements lie in another order than those of the first list.
             rows = [_in_one_order(tensors, n) for tensors, n in zip(zip(*lists, strict=True), segments, strict=True)]
             lists = self._kept = list(zip(*rows, strict=True))
-        self.addresses: Ints = np.array([[t.data_ptr() for t in one] for one in lists], dtype=np.int64)
+        self.addresses: Ints = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
         self.kinds = np.array([[_KINDS[t.dtype] for t in one] for one in lists], dtype=np.int8)
-        sizes: tuple[int, ...] = tuple(t.numel() for t in lists[0])
+        sizes: tuple[int, ...] = tuple(map(Tensor.numel, lists[0]))
         if any(n > 1 for n in segments):
             counts = np.asarray(segments)
             layer = np.repeat(np.arange(len(counts)), counts)
