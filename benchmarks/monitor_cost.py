@@ -13,6 +13,7 @@ price, in blocks of seconds beside bare ones. On CUDA steps of each network also
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import sys
 import tempfile
@@ -27,11 +28,11 @@ from torch.nn.functional import cross_entropy
 import gyroscope
 import networks
 from gyroscope.monitor import clock
-from timing import environment, interleaved, summary, write
+from timing import environment, interleaved, summary, under, write
 
 Step = Callable[[], None]
 Close = Callable[[], None]
-WARM = {"every step": 5, "default": 200}
+WARM = {"every step": 5, "every step native": 5, "default": 200}
 
 
 class Task:
@@ -115,6 +116,8 @@ def contenders(
         "every step": lambda t: _watched(t, f"{folder}/{task}-every", **every),
         "default": lambda t: _watched(t, f"{folder}/{task}-default"),
     }
+    if device.type == "cpu" and shutil.which("cc"):
+        tools["every step native"] = under("native", lambda t: _watched(t, f"{folder}/{task}-native", **every))
     if peers:
         import peers as others
 
@@ -124,7 +127,10 @@ def contenders(
         contender = Task(task, device)
         try:
             closes.append(attach(contender))
-            contender.step()
+            if "native" in name:
+                under("native", contender.step)()  # the backend is chosen at the first measured step
+            else:
+                contender.step()
         except Exception as error:
             missing[name] = f"{type(error).__name__}: {error}"
             continue
@@ -159,7 +165,8 @@ def measure(
 
         return steps
 
-    for contender, steps in WARM.items():
+    for contender in [name for name in WARM if name in ready]:
+        steps = WARM[contender]
         for _ in range(steps if device.type == "cpu" or contender == "every step" else 60):
             ready[contender].step()
     result: dict[str, Any] = {"parameters": sum(p.numel() for p in ready["bare"].model.parameters())}
@@ -167,7 +174,7 @@ def measure(
         result["never_waits"] = _never_waits(ready["every step"])
         result["memory"] = {n: _memory(ready[n]) for n in ("bare", "every step")}
     # Other tools by themselves, beside a bare loop of their own: some are so slow that few rounds would be left.
-    ours = {n: several(ready[n]) for n in ("bare", "every step")}
+    ours = {n: several(ready[n]) for n in ("bare", "every step", "every step native") if n in ready}
     theirs = {n: several(t) for n, t in ready.items() if n not in WARM}
     timed = interleaved(ours, device, rounds=rounds, warmup=2, seconds=seconds)
     timed = _over(timed, block)
@@ -177,7 +184,7 @@ def measure(
         timed |= beside
     timed["default"] = _in_long_blocks(ready["bare"], ready["default"], timed["bare"]["median_ms"])
     result |= {"contenders": timed, "missing": missing}
-    for contender in WARM:
+    for contender in [name for name in WARM if name in ready]:
         cost = ready[contender].monitor.cost()  # type: ignore[attr-defined]
         result["contenders"][contender]["own_account"] = {
             "share": cost.share, "seconds": cost.seconds, "step_seconds": cost.step_seconds,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 
 from gyroscope import Layca
 from parameter_sets import SETS
-from timing import captured, copy_bandwidth, environment, interleaved, write
+from timing import captured, copy_bandwidth, environment, interleaved, under, write
 
 RATE = 3**-5
 STILL = 1e-9  # torch's own steps at a rate that leaves the shared weights about where they are
@@ -66,7 +67,20 @@ def contenders(cuda: bool, capturable: bool = False) -> dict[str, Make]:
     }
     if not cuda:
         found = {k: v for k, v in found.items() if "foreach" not in k}
+        ours = [label for label in found if label.startswith("layca") and "general" not in label]
+        found |= {f"{label} native": native(found[label]) for label in ours if shutil.which("cc")}
     return found
+
+
+def native(make: Make) -> Make:
+    """The same with the compiled backend of CPUs."""
+
+    def made(params: Params) -> torch.optim.Optimizer:
+        optimizer = make(params)
+        optimizer.step = under("native", optimizer.step)  # type: ignore[method-assign]
+        return optimizer
+
+    return made
 
 
 def general(optimizer: Layca) -> Layca:
@@ -148,6 +162,8 @@ def ratios(result: dict[str, Any]) -> dict[str, Any]:
             t = {label: values["median_ms"] for label, values in one[mode].items()}
             base = t["torch sgd-momentum fused"]
             rows[f"{mode}: layca sgd / fused sgd-momentum"] = t["layca sgd"] / base
+            if "layca sgd native" in t:
+                rows[f"{mode}: layca sgd native / fused sgd-momentum"] = t["layca sgd native"] / base
             rows[f"{mode}: layca sgd-momentum / fused sgd-momentum"] = t["layca sgd-momentum"] / base
             rows[f"{mode}: layca adam / fused adam"] = t["layca adam"] / t["torch adam fused"]
             rows[f"{mode}: layca adamw / fused adamw"] = t["layca adamw"] / t["torch adamw fused"]

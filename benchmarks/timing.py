@@ -38,6 +38,19 @@ def environment(device: torch.device) -> dict[str, Any]:
     return about
 
 
+def under(backend: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, with GYROSCOPE_BACKEND set to `backend` while it runs."""
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        os.environ["GYROSCOPE_BACKEND"] = backend
+        try:
+            return call(*arguments, **options)
+        finally:
+            del os.environ["GYROSCOPE_BACKEND"]
+
+    return wrapped
+
+
 def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -9,6 +9,8 @@ import gyroscope
 from gyroscope.errors import ControlError
 from oracles.control import angle, four_operations
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 INNER = {
     "sgd": lambda ps, lr: torch.optim.SGD(ps, lr=lr),
     "momentum": lambda ps, lr: torch.optim.SGD(ps, lr=lr, momentum=0.9),

@@ -8,6 +8,8 @@ import gyroscope
 from gyroscope.errors import ControlError
 from oracles.control import LiteralAMom, LiteralLayca, distance
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 optim = torch.optim
 
 

@@ -14,6 +14,8 @@ import gyroscope
 from gyroscope.monitor import bundle
 from oracles.monitor import cosine_distance, measured
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 
 def plain(model: nn.Module, **options) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})

@@ -11,6 +11,8 @@ from torch import Tensor
 from gyroscope.vectors import dots
 from oracles.vectors import angle
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 ANGLES = [1e-4, 1e-3, 1e-2, 0.1, 1.0]
 SIZES = [2, 1_000, 100_003, 2_000_000]
 

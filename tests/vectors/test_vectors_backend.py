@@ -77,7 +77,7 @@ def test_what_is_no_device_is_refused(device: object) -> None:
 @pytest.mark.parametrize("name", ["Triton", "cuda", "sharded", " eager"])
 def test_an_unknown_backend_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYROSCOPE_BACKEND", name)
-    with pytest.raises(VectorError, match=f"GYROSCOPE_BACKEND must be 'eager' or 'triton', got '{name}'"):
+    with pytest.raises(VectorError, match=f"GYROSCOPE_BACKEND must be 'eager', 'native' or 'triton', got '{name}'"):
         backend("cpu")
     with pytest.raises(VectorError, match="GYROSCOPE_BACKEND"):
         vectors.dots({"xx": ([torch.ones(1)], [torch.ones(1)])})

@@ -9,6 +9,8 @@ from vector_layouts import DTYPES, LAYOUTS, assert_combined, same_bits, values
 
 from gyroscope.vectors import combine_
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 
 def one(value: float) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.float64)

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from vector_layouts import DTYPES, LAYOUTS, assert_dot, values
 
-from gyroscope.vectors import combine_, dots, eager
+from gyroscope.vectors import backend, combine_, dots, eager
 from oracles.vectors import dot
+
+pytestmark = pytest.mark.usefixtures("cpu_backend")
 
 
 @pytest.mark.parametrize("y_layout", LAYOUTS)
@@ -61,13 +63,14 @@ def test_names_do_not_order_the_columns() -> None:
 
 def test_a_list_in_several_pairs_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     handed_over = []
-    real = eager.dots
+    computes = backend("cpu")
+    real = computes.dots
 
     def spy(lists: list[list[Tensor]], *rest: object) -> Tensor:
         handed_over.append(len(lists))
         return real(lists, *rest)
 
-    monkeypatch.setattr(eager, "dots", spy)
+    monkeypatch.setattr(computes, "dots", spy)
     w, s = [values(0)], [values(1)]
     dots({"ww": (w, w), "ws": (w, s), "ss": (s, s)})
     assert handed_over == [2]

@@ -8,6 +8,8 @@ import torch
 import gyroscope
 from gyroscope.vectors import combine_, dots
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 
 def in_a_new_thread(work):
     """Scratch memory is kept by thread, so a new one has none."""

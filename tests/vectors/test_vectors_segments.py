@@ -8,6 +8,8 @@ from vector_layouts import DTYPES, LAYOUTS, assert_combined, assert_dot, same_bi
 
 from gyroscope.vectors import combine_, dots
 
+pytestmark = pytest.mark.usefixtures("cpu_backend")
+
 PARTS = [1, 2, 3, 6]
 
 

@@ -458,7 +458,7 @@ class Steering:
 
     def _kernel_runs(self, work: Work) -> bool:
         device = work.params[0].device
-        if backend(device).__name__.endswith("eager") or self._any_growing(work.entries):
+        if not backend(device).__name__.endswith("triton") or self._any_growing(work.entries):
             return False
         if any(p.device != device for p in work.params) or any_sharded(work.params):
             return False

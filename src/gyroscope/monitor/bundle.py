@@ -3,7 +3,7 @@
 A bundle holds layers of one device and dtype. The reference, the weights before a step and at the last measured step,
 and the last displacement lie in flat buffers with the same offsets, so that only weights and gradients have to be
 looked up. `Staged` computes the inner products in plain torch operations, on any device; it is the reference for the
-Triton kernel in `kernel.py`.
+Triton kernel in `kernel.py` and for the compiled pass (`Native`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Remembered:
 
 
 class Passes(Protocol):
-    """Interface of the two ways through the weights: torch operations (`Staged`) and the Triton kernel (`Kernel`).
+    """Interface of the ways through the weights: torch operations (`Staged`), compiled C (`Native`), Triton (`Kernel`).
 
     Attributes:
         kept: a buffer that is reused from copy to copy, if any.
@@ -174,8 +174,9 @@ class Bundle:
 
 def _passes(layout: Layout, weights: Sequence[Tensor]) -> Passes:
     device = weights[0].device
-    if backend(device).__name__.endswith("eager") or not all(map(is_dense, weights)):
-        return Staged(layout, device, weights[0].dtype)
+    chosen = backend(device).__name__.rpartition(".")[2]
+    if chosen != "triton" or not all(map(is_dense, weights)):
+        return (Native if chosen == "native" else Staged)(layout, device, weights[0].dtype)
     from gyroscope.monitor.kernel import Kernel
 
     kernel: Any = Kernel(layout, device)
@@ -223,12 +224,14 @@ class Staged:
         """Copy the weights to a flat buffer, which is reused, because fresh pages cost more than copying."""
         if self.kept is None or lasting:
             buffer = torch.zeros(self.layout.total, dtype=self.dtype, device=self.device)
-            views = self.layout.views(buffer)
+            # Parts with the shapes of the weights, so that weights need no views of their own at every copy.
+            parts = zip(self.layout.views(buffer), weights, strict=True)
+            views = [part.view(w.shape) if w.is_contiguous() else part for part, w in parts]
             if not lasting:
                 self.kept, self._kept_views = buffer, views
         else:
             buffer, views = self.kept, self._kept_views
-        torch._foreach_copy_(views, list(map(flat, weights)))
+        torch._foreach_copy_(views, [w if w.is_contiguous() else flat(w) for w in weights])
         return buffer
 
     def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
@@ -242,9 +245,17 @@ class Staged:
             again = replace(remembered, previous=None)
             wide = self._products(its, gradients, again, torch.float64)
             result = torch.where(torch.tensor(["p" in pair for pair in COLUMNS], device="cpu"), result, wide)
-        if remembered.before is not None or remembered.anchor is not None:
-            self._square = result[:, COLUMNS.index("vv")].clone()
+        self._remember_square(result, remembered)
         return result
+
+    def _remember_square(self, result: Tensor, remembered: Remembered) -> None:
+        """Keep the square of the displacement, unless the step was skipped and the last displacement stays."""
+        if remembered.before is None and remembered.anchor is None:
+            return
+        square = result[:, COLUMNS.index("vv")].clone()
+        if remembered.skip is not None and self._square is not None:
+            square = torch.where(remembered.skip == 0, square, self._square)
+        self._square = square
 
     def _products(
         self, weights: list[Tensor], gradients: Sequence[Tensor], remembered: Remembered, dtype: torch.dtype
@@ -336,6 +347,32 @@ class Staged:
         gaps.append(slice(end - start, stop - start))
         views = [scratch[row, gap] for gap in gaps if gap.start < gap.stop for row in (_W, _G)]
         return _Tile(start, stop, layers, into_w, into_g, views if dirty else [])
+
+
+class Native(Staged):
+    """Walks through the layers of one bundle with a compiled pass, in float64 throughout."""
+
+    def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
+        """Return all columns."""
+        from gyroscope.vectors import native
+
+        buffers = (remembered.reference, remembered.before, remembered.anchor, remembered.previous)
+        if not weights or not native.reads(weights[0], *gradients, *buffers) or len({g.dtype for g in gradients}) > 1:
+            return super().products(weights, gradients, remembered)
+        moves = remembered.before is not None or remembered.anchor is not None
+        result = native.moves(
+            [w if w.is_contiguous() else flat(w) for w in weights],
+            [
+                g if g.is_contiguous() and w.is_contiguous() else flat(g, w)
+                for g, w in zip(gradients, weights, strict=True)
+            ],
+            self.layout.offsets,
+            buffers,
+            moved=remembered.moved,
+            keep=moves and remembered.previous is not None and (remembered.skip is None or not bool(remembered.skip)),
+        )
+        self._remember_square(result, remembered)
+        return result
 
 
 @cache

@@ -121,20 +121,27 @@ def combine_(
 def backend(device: torch.device | str) -> ModuleType:
     """Return the module that computes on `device`: `triton` on CUDA where Triton is installed, else `eager`.
 
-    The environment variable `GYROSCOPE_BACKEND` (`eager` or `triton`) overrides the choice; `triton` on a CPU
-    needs Triton's interpreter (`TRITON_INTERPRET=1`).
+    The environment variable `GYROSCOPE_BACKEND` overrides the choice. `native` compiles a kernel for CPUs with the
+    machine's C compiler, and leaves other devices as they are. `eager` and `triton` hold for every device; `triton` on
+    a CPU needs Triton's interpreter (`TRITON_INTERPRET=1`).
 
     >>> backend("cpu").__name__
     'gyroscope.vectors.eager'
     """
     name = os.environ.get("GYROSCOPE_BACKEND", "")
-    if name not in ("", "eager", "triton"):
-        raise VectorError(f"GYROSCOPE_BACKEND must be 'eager' or 'triton', got {name!r}. Unset it for the default.")
+    if name not in ("", "eager", "native", "triton"):
+        raise VectorError(
+            f"GYROSCOPE_BACKEND must be 'eager', 'native' or 'triton', got {name!r}. Unset it for the default."
+        )
     try:
         kind = torch.device(device).type
     except (TypeError, RuntimeError):  # also for an accelerator that is not there
         raise VectorError(f"`device` must be a device that torch knows, got {device!r}. Try 'cpu'.") from None
-    wanted = name or ("triton" if kind == "cuda" and _has_triton() else "eager")
+    if name == "native" and kind == "cpu":
+        from gyroscope.vectors import native
+
+        return native
+    wanted = name if name in ("eager", "triton") else "triton" if kind == "cuda" and _has_triton() else "eager"
     if wanted == "eager":
         return eager
     if name == "triton":
