@@ -3,6 +3,7 @@
 import re
 import runpy
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import forked
 from gyroscope.diagnosis import KINDS
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").glob("**/*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
 
 
 def examples(document):
@@ -31,6 +33,29 @@ def test_every_link_of_a_document_leads_somewhere(document):
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text())
     missing = [t for t in targets if "://" not in t and not (document.parent / t).exists()]
     assert not missing
+
+
+def anchors(document):
+    """Return the anchors of the headings of a document, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def test_every_anchor_in_a_link_of_a_document_is_a_heading(document):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text())
+    pages = [(document.parent / path if path else document, anchor) for path, anchor in links]
+    assert [(page.name, anchor) for page, anchor in pages if anchor not in anchors(page)] == []
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda d: d.name)
+def test_a_page_has_one_title_and_headings_skip_no_level(document):
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later <= level + 1 for level, later in pairwise(levels))
 
 
 def test_the_readme_has_examples():

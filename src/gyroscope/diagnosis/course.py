@@ -36,7 +36,7 @@ MOST = 512
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """What rules read.
+    """The input of the rules.
 
     Attributes:
         layers: the layers, in forward order.
@@ -71,7 +71,7 @@ class Course:
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
-        """What was known about the objects when the run began: names of layers by fact."""
+        """Facts about the objects when the run began: names of layers by fact."""
         found = self.meta.get("facts")
         return found if isinstance(found, Mapping) else {}
 

@@ -1,7 +1,7 @@
 """The rules of a diagnosis: small pure functions over the course of a run, with every threshold in `LIMITS`.
 
 A rule returns a finding, or None if the run does not show it or does not hold enough to tell. Where a threshold comes
-from is written beside it. "Healthy" and "fault" there mean the first seed of the benchmark's first six networks
+from is written next to it. "Healthy" and "fault" there mean the first seed of the benchmark's first six networks
 (docs/diagnosis.md), as it was when they were set; those runs are not kept. The other runs were not looked at.
 """
 
@@ -37,7 +37,7 @@ class Limits:
         straight, straight_rate: a layer whose successive displacements have a cosine above the first while it turns by
             less than the second goes on in a line: a larger rate would lead further. With momentum 0.9 healthy runs
             reach 0.95 at 2e-3 rad per step and more.
-        behind: a layer that turns this many times slower than the layers beside it.
+        behind: a layer that turns this many times slower than its neighbors.
         large: ‖w‖/√(number of units) of initial weights. Common initializations give 0.1 to 2.
         apart: and this many times that of the middle layer.
         blown_up: the factor by which a norm may grow.
@@ -156,7 +156,7 @@ def not_trained(course: Course) -> Finding | None:
     """A layer inside the trained region that no optimizer steps, or that needs no gradient.
 
     Frozen layers are healthy where they are a whole backbone (the first layers), the majority, or have trained
-    adapters beside them.
+    adapters next to them.
     """
     which = course.untrained
     if not which.any() or which.all():
@@ -176,7 +176,7 @@ def not_trained(course: Course) -> Finding | None:
     unheld = course.fact("unheld")
     kind = "not_in_optimizer" if (inside & unheld).any() or (not inside.any() and (which & unheld).any()) else "frozen"
     if not inside.any():
-        said = f"{told(names)} {_are(names)} not trained, as a backbone or beside adapters."
+        said = f"{told(names)} {_are(names)} not trained, as a backbone or next to adapters."
         return _finding(
             kind, "note", said[0].upper() + said[1:], "Nothing needs to be done if this is intended.", layers=names
         )
@@ -204,7 +204,7 @@ def _inside(course: Course, which: Mask) -> Mask:
     found = np.zeros_like(which)
     for i in np.flatnonzero(which).tolist():
         before, after = trained[:i].any(), trained[i + 1 :].any()
-        # An adapter is a trained layer in the same module, or in one beside it whose name says so.
+        # An adapter is a trained layer in the same module, or in one next to it whose name says so.
         scope = modules[i][:-2]
         beside = any(
             trained[j] and scope and modules[j][: len(scope)] == scope and _ADAPTER.search(course.names[j])
@@ -584,7 +584,7 @@ def _falls(course: Course) -> bool | None:
 
 
 def slow_layer(course: Course) -> Finding | None:
-    """A layer inside the network that turns far slower than the layers beside it, or not at all."""
+    """A layer inside the network that turns far slower than its neighbors, or not at all."""
     held = course.weights & ~course.untrained
     rate = np.where(held, course["rate_per_step"], np.nan)
     if np.isfinite(rate).sum(0).max(initial=0) < LIMITS.enough:

@@ -32,7 +32,7 @@ Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _NEITHER = "have no rotation: zero or not finite"
-# Alarms that are told in a summary, and those that it has sentences of its own for.
+# Alarms that a summary states, and those that it has sentences of its own for.
 _ALARMS = 2
 _SAID_HERE = {"stalled", "dominated"}
 

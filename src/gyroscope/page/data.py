@@ -1,4 +1,4 @@
-"""What the page shows of a run, as plain data: `summary` for the list of runs, `head` for one, `frame` for a series.
+"""Data of a run that the page shows: `summary` for the list of runs, `head` for one, `frame` for a series.
 
 All three are functions of a `gyroscope.store.Run` and hold nothing that JSON cannot: numbers that are not finite are
 None. Names and notes come from anywhere; characters that a page would act on are written as escapes.

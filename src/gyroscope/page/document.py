@@ -43,7 +43,7 @@ def document(config: Mapping[str, Any], embedded: Iterable[Embedded] = (), *, po
     """Yield the document in pieces.
 
     Args:
-        config: what the page is told, as JSON; its "title" is that of the document.
+        config: the configuration of the page, as JSON; its "title" is that of the document.
         embedded: the data.
         policy: whether the document states its content-security policy, or a server does.
     """

@@ -56,7 +56,7 @@ class UnknownRunError(StoreError):
 
 
 class Changes(NamedTuple):
-    """What has changed: the number of the last change, the ids of the runs, and whether runs came or went."""
+    """The number of the last change, the ids of the runs, and whether runs came or went."""
 
     now: int
     runs: list[str]
@@ -164,7 +164,7 @@ class Following:
 
     def since(self, number: int) -> Changes:
         """Return what has changed after a number that was returned before. Does not wait for anyone who looks."""
-        now = self.now  # first: what changes from here on has a larger number, and is told again
+        now = self.now  # first: what changes from here on has a larger number, and is sent again
         runs = [entry.id for entry in list(self._entries.values()) if entry.version > number]
         return Changes(now, runs, self._listed > number)
 

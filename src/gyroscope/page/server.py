@@ -55,7 +55,7 @@ _STALE = 0.05
 _SHARE = 6
 #: Seconds between comments that keep a connection open, and for which someone who polls counts as connected.
 _BEAT, _POLLS = 15.0, 5.0
-#: Milliseconds of changes that a new connection is told of: what was written since the page has read its first data.
+#: Milliseconds of changes that a new connection gets: those written since the page has read its first data.
 _RECENT = 5000
 #: The most bins of a frame, steps of a request for detail, and bytes of its body.
 _BINS, _STEPS, _BODY = 4096, 1000, 1000

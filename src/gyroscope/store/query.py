@@ -40,7 +40,7 @@ _PIECE = 500
 
 
 class State(NamedTuple):
-    """What a connection depends on: the process, and the state of the run's files.
+    """The process and the state of the run's files, which a connection depends on.
 
     Attributes:
         process: the process's number.

@@ -135,7 +135,7 @@ class Writer:
 
     @property
     def latest(self) -> Latest:
-        """What is on the disk by now, in a few numbers; asking for it waits for nothing."""
+        """The newest of what is on disk, in a few numbers; reading it does not wait."""
         return self._scribe.latest
 
     def add_quantities(self, quantities: Mapping[str, QuantityInfo]) -> None:
