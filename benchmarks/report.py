@@ -91,8 +91,9 @@ def summary() -> list[str]:
     adam = "eager: layca adam / fused adam"
     row("a step of Layca(Adam)", "H200", (one[adam] for one in gpu.values()), "× torch's fused Adam")
     row("a step of Layca(Adam)", "CPU, two cores", (one[adam] for one in cpu.values()), "× torch's fused Adam")
-    every = [100 * one["contenders"]["every step"]["over_bare"] for one in watched.values()]
-    row("`watch`, measuring every step", "H200", every, "% of a training step")
+    for said, name in (("measuring every step", "every step"), ("by default", "default")):
+        more = (100 * one["contenders"][name]["over_bare"] for one in watched.values())
+        row(f"`watch`, {said}", "H200", more, "% of a training step")
     default = [100 * one["default"]["own_account"]["share"] for one in small.values()]
     row("`watch`, by default", "CPU, one thread", default, "% of a training step, by its own account")
     for device, name in (("H200", "conditioning_cost_cuda"), ("CPU, two cores", "conditioning_cost_cpu")):
