@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def environment(result: dict[str, Any]) -> str:
 def times(result: dict[str, Any], mode: str) -> list[str]:
     sets = result["sets"]
     labels = list(next(iter(sets.values()))[mode])
-    rows = ["| milliseconds a step | " + " | ".join(SETS[s] for s in sets) + " |", "|---" * (len(sets) + 1) + "|"]
+    rows = ["| milliseconds per step | " + " | ".join(SETS[s] for s in sets) + " |", "|---" * (len(sets) + 1) + "|"]
     for label in labels:
         cells = [_cell(one[mode][label]) for one in sets.values()]
         rows.append(f"| {label} | " + " | ".join(cells) + " |")
@@ -46,7 +46,7 @@ def _cell(v: dict[str, float]) -> str:
 
 
 def targets() -> list[str]:
-    """What was aimed at beside what was measured."""
+    """Targets of steering, and what was measured."""
     gpu, cpu = load("step_cost_cuda"), load("step_cost_cpu")
     r, c = gpu["ratios"], cpu["ratios"]
     base = "fused sgd-momentum"
@@ -70,12 +70,36 @@ def targets() -> list[str]:
     for name in SETS:
         row(f"H200, eager, {SETS[name]}: Layca(Adam) / the same fused", 1.15, r[name]["eager: layca adam / fused adam"])
     for name in SETS:
-        row(f"H200, graph, {SETS[name]}: general path over SGD-momentum, copies of the parameters more", 2.5,
+        row(f"H200, graph, {SETS[name]}: general path over SGD-momentum, extra copies of the parameters", 2.5,
             r[name]["graph: general path over sgd-momentum, copies of the parameters"])  # fmt: skip
-    row("H200, ResNet-1202: host microseconds a layer", 0.5, r["resnet-1202"]["host microseconds a layer, layca sgd"])
+    row("H200, ResNet-1202: host microseconds per layer", 0.5, r["resnet-1202"]["host microseconds a layer, layca sgd"])
     for name in ("gpt2-124m", "resnet-50"):
         row(f"CPU, two cores, {SETS[name]}: Layca(SGD) / {base}", 2.0, c[name][f"eager: layca sgd / {base}"])
-    return ["| | aim | measured | met |", "|---|---|---|---|", *rows]
+    return ["| | target | measured | met |", "|---|---|---|---|", *rows]
+
+
+def summary() -> list[str]:
+    """The page in one table: the smallest and the largest number of each kind."""
+    gpu, cpu = load("step_cost_cuda")["ratios"], load("step_cost_cpu")["ratios"]
+    watched, small = load("monitor_cost_cuda")["tasks"], load("monitor_budget_cpu")["tasks"]
+    rows = ["| what | where | cost |", "|---|---|---|"]
+
+    def row(what: str, where: str, numbers: Iterable[float], unit: str, digits: int = 1) -> None:
+        some = sorted(numbers)
+        rows.append(f"| {what} | {where} | {some[0]:.{digits}f} to {some[-1]:.{digits}f} {unit} |")
+
+    adam = "eager: layca adam / fused adam"
+    row("a step of Layca(Adam)", "H200", (one[adam] for one in gpu.values()), "× torch's fused Adam")
+    row("a step of Layca(Adam)", "CPU, two cores", (one[adam] for one in cpu.values()), "× torch's fused Adam")
+    for said, name in (("measuring every step", "every step"), ("by default", "default")):
+        more = (100 * one["contenders"][name]["over_bare"] for one in watched.values())
+        row(f"`watch`, {said}", "H200", more, "% of a training step")
+    default = [100 * one["default"]["own_account"]["share"] for one in small.values()]
+    row("`watch`, by default", "CPU, one thread", default, "% of a training step, by its own account")
+    for device, name in (("H200", "conditioning_cost_cuda"), ("CPU, two cores", "conditioning_cost_cpu")):
+        found = load(name)["networks"].values()
+        row("`condition`", device, (one["contenders"]["condition"]["gradients"] for one in found), "gradients")
+    return rows
 
 
 NETWORKS = {
@@ -90,7 +114,7 @@ MEASURING_AIMS = {"resnet50": 0.01, "gpt2": 0.01, "resnet110": 0.05, "cnn": 0.05
 
 
 def measuring_targets() -> list[str]:
-    """What was aimed at for the monitor and the run store, beside what was measured."""
+    """Targets of the monitor and the run store, and what was measured."""
     rows = []
 
     def row(what: str, aim: str, got: str, met: bool) -> None:
@@ -107,14 +131,14 @@ def measuring_targets() -> list[str]:
             got = [f"{100 * x['over_bare']:+.2f} ± {100 * x['standard_error']:.2f} %" for x in (wall, cpu)]
             row(
                 f"CPU, one thread, {NETWORKS[task]}: {said}; own account {100 * own['share']:.2f} %",
-                f"≤ {100 * aim:.0f} %" if aim else "its own account, within a quarter or two standard errors",
+                f"≤ {100 * aim:.0f} %" if aim else "equal to its own account, within a quarter or two standard errors",
                 f"{got[0]}; processor {got[1]}",
                 cpu["over_bare"] <= aim
                 if aim
                 else abs(cpu["over_bare"] - own["share"]) <= max(own["share"] / 4, 2 * cpu["standard_error"]),
             )
     waits = [found["never_waits"] for found in load("monitor_cost_cuda")["tasks"].values()]
-    row("H200: steps without a host synchronisation", "all", f"{sum(waits)} of {len(waits)} networks", all(waits))
+    row("H200: steps without a host synchronization", "all", f"{sum(waits)} of {len(waits)} networks", all(waits))
     store = load("run_store_cpu")
     paced, size = store["wal"]["paced"], store["size"]
     what = f"{size['layers']:,} layers × {size['steps']:,} steps × {size['quantities']} quantities"
@@ -127,18 +151,18 @@ def measuring_targets() -> list[str]:
         # The benchmark ends where a run does not open, lacks a step or does not resume.
         kills = store[journal]["torture"]["kills"]
         row(f"kills (SIGKILL) after which a run opens, is complete and resumes{said}", "200", f"{kills}", kills >= 200)
-    return ["| | aim | measured | met |", "|---|---|---|---|", *rows]
+    return ["| | target | measured | met |", "|---|---|---|---|", *rows]
 
 
 def measuring(name: str) -> list[str]:
-    """Milliseconds a training step, bare and with every tool."""
+    """Milliseconds per training step, bare and with every tool."""
     result = load(name)
     tasks = result["tasks"]
     e = result["environment"]
     where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
     rows = [f"{where}; torch {e['torch']}. `{result['command']}`", ""]
     rows += [
-        "| milliseconds a step | " + " | ".join(NETWORKS[t] for t in tasks) + " |",
+        "| milliseconds per step | " + " | ".join(NETWORKS[t] for t in tasks) + " |",
         "|---" * (len(tasks) + 1) + "|",
     ]
     labels = list(dict.fromkeys(label for found in tasks.values() for label in found["contenders"]))
@@ -232,12 +256,12 @@ def narrow() -> list[str]:
 
 
 def very_deep() -> list[str]:
-    """Milliseconds a step of very deep networks, by how it is run, and what watching them adds."""
+    """Milliseconds per step of very deep networks, by how it is run, and what watching them adds."""
     result = load("very_deep_cuda")
     e = result["environment"]
     depths = sorted((name for name in result if name.startswith("resnet-")), key=lambda name: int(name[7:]))
     ways = result[depths[0]]["ways"]
-    head = f"| milliseconds a step of {result['batch']} images | " + " | ".join(
+    head = f"| milliseconds per step of {result['batch']} images | " + " | ".join(
         d.replace("resnet", "ResNet") for d in depths
     )
     rows = [f"{e['gpu']}; torch {e['torch']}. `{result['command']}`", "", head + " |", "|---" * (len(depths) + 1) + "|"]
@@ -265,7 +289,7 @@ def preconditioners() -> list[str]:
         where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
         heads = [f"{n}, {'×'.join(map(str, one['shape']))}" for n, one in found.items()]
         rows += ["", f"{where}; torch {e['torch']}. `{result['command']}`", ""]
-        rows += ["| in gradients, each step | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+        rows += ["| gradients per step | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
         columns = [one["contenders"] for one in found.values()]
         rows.append("| gradient, milliseconds | " + " | ".join(_cell(one["gradient"]) for one in columns) + " |")
         for label in columns[0]:
@@ -276,8 +300,9 @@ def preconditioners() -> list[str]:
                 cells = [
                     f"{v['gradients']:.2f} [{v['low']:.2f}, {v['high']:.2f}]" for v in (one[label] for one in columns)
                 ]
+                said = label.replace("captured", "captured, in captured gradients")
                 rows.append(
-                    f"| {label.replace('captured', 'captured, in captured gradients')} | " + " | ".join(cells) + " |"
+                    f"| {said.replace('an inverse a step', 'an inverse per step')} | " + " | ".join(cells) + " |"
                 )
     return rows[1:]
 
@@ -325,11 +350,11 @@ def demo() -> list[str]:
 
 
 def start_up() -> list[str]:
-    """Processes from their start to their end, beside an import of torch."""
+    """Processes from their start to their end, relative to an import of torch."""
     result = load("start_up_cpu")
     found, e = result["milliseconds"], result["environment"]
     base = found["import torch"]["median_ms"]
-    rows = ["| | milliseconds | of an import of torch |", "|---|---|---|"]
+    rows = ["| | milliseconds | relative to importing torch |", "|---|---|---|"]
     for name, v in found.items():
         times = f"{v['median_ms']:.0f} [{v['low_ms']:.0f}, {v['high_ms']:.0f}]"
         rows.append(f"| {name} | {times} | {v['median_ms'] / base:.2f} |")
@@ -359,6 +384,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
     measured = {table: name for table, name in conditioned.items() if (HERE / "results" / f"{name}.json").exists()}
     return {
         "performance.md": {
+            "summary": summary(),
             "targets": targets(),
             "h200 eager": [environment(gpu), "", *times(gpu, "eager")],
             "h200 graph": times(gpu, "graph"),

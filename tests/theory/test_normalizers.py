@@ -28,13 +28,13 @@ def test_the_comparison_is_that_of_the_chapter():
     rows = {row["normalizer"]: row for row in comparison()}
     # "The WN and LN operations are independent of the rest of the batch": of the three, BN alone is stochastic.
     assert [name for name in ("batch norm", "weight norm", "layer norm") if rows[name]["stochastic"]] == ["batch norm"]
-    # "WN only includes rescaling, not centering"; LN's centring "doesn't eliminate the outlier eigenvalues".
+    # "WN only includes rescaling, not centering"; LN's centering "doesn't eliminate the outlier eigenvalues".
     assert [name for name in ("batch norm", "weight norm", "layer norm") if rows[name]["centring"]] == ["batch norm"]
     # "In the case of LN, scale invariance holds only at the level of the entire weight matrix."
     scales = {name: rows[name]["scale_invariant"] for name in ("batch norm", "weight norm", "layer norm")}
     assert scales == {"batch norm": "unit", "weight norm": "unit", "layer norm": "tensor"}
     # "combining WN with ... batch centering": all that batch norm has.
-    assert flags([rows["weight norm, batch centring"]]) == flags([rows["batch norm"]])
+    assert flags([rows["weight norm, batch centering"]]) == flags([rows["batch norm"]])
 
 
 def test_what_is_no_change_is_far_below_the_tolerance_and_what_is_one_far_above():
@@ -66,7 +66,7 @@ ALONE = {
     "batch norm": (nn.BatchNorm1d(6), (8, 6), ("unit", True, True)),
     "batch norm of images": (nn.BatchNorm2d(3), (8, 3, 4, 4), ("unit", True, True)),
     "batch norm in evaluation": (nn.BatchNorm1d(6).eval(), (8, 6), ("no", False, False)),
-    "batch centring": (BatchCenter(6), (8, 6), ("no", True, True)),
+    "batch centering": (BatchCenter(6), (8, 6), ("no", True, True)),
     "layer norm of tokens": (nn.LayerNorm(6), (4, 5, 6), ("tensor", False, False)),
     "group norm": (nn.GroupNorm(3, 6), (4, 6, 5), ("tensor", False, False)),
     "group norm with a group a unit": (nn.GroupNorm(6, 6), (4, 6, 25), ("unit", True, False)),

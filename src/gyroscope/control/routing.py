@@ -1,4 +1,4 @@
-"""Which parameters of a model turn, which are stepped plainly, and which stay: by what they are for.
+"""Rules for the parameters of a model, by their role: turn, step plainly, or leave as they are.
 
 Hidden matrices turn. Gains, biases and other vectors are stepped plainly, since they have no direction of interest, and
 so are the routers of mixtures of experts, whose norm sets how sharply they choose. Embeddings and the output head are
@@ -24,7 +24,7 @@ Role = Literal["matrix", "embedding", "head", "tied head", "router", "other"]
 
 @dataclass(frozen=True)
 class Route:
-    """What a parameter is for, and how it is stepped.
+    """The role of a parameter, and the rule by which it is stepped.
 
     Attributes:
         name: the parameter's name, without the prefixes of wrappers.

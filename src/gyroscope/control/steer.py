@@ -37,7 +37,7 @@ _NORMALIZES = {"LARS", "Lars", "LARC", "LAMB", "Lamb", "NovoGrad", "Nero", "From
 _INSTEAD = {
     "lr": "`rate` for matrices that turn (ρ = tan θ per step, whatever the network), and `others_lr` for all else",
     "weight_decay": (
-        "nothing: the norm of a matrix that turns is held, so that decay has no effect on it. To rotate matrices as "
+        "nothing: the lasting effect of decay is to set how fast a matrix turns, and `rate` sets that. To turn it as "
         "fast as AdamW with decay does in the end, give rate=gyroscope.control.rates.from_decay(lr, weight_decay)"
     ),
 }

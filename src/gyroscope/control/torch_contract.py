@@ -217,7 +217,7 @@ class Wrapper(Optimizer):
 
     @property
     def _accumulating(self) -> bool:
-        """Whether Accelerate, which prepared the optimizer inside, is between the batches of one step."""
+        """True while Accelerate, which prepared the optimizer inside, is between the batches of one step."""
         if self._prepared is None:
             return False
         state = getattr(self._prepared, "gradient_state", None)

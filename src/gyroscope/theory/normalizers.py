@@ -87,9 +87,9 @@ def comparison() -> list[dict[str, Any]]:
     ...     print(f"{row['normalizer']:28} {row['scale_invariant']:7} {row['centring']!s:6} {row['stochastic']}")
     none                         no      False  False
     batch norm                   unit    True   True
-    batch centring               no      True   True
+    batch centering              no      True   True
     weight norm                  unit    False  False
-    weight norm, batch centring  unit    True   True
+    weight norm, batch centering unit    True   True
     layer norm                   tensor  False  False
     RMS norm                     tensor  False  False
     group norm                   tensor  False  False
@@ -120,9 +120,9 @@ def _convolution(following: Callable[[], nn.Module]) -> nn.Sequential:
 NORMALIZERS: dict[str, Callable[[], nn.Sequential]] = {
     "none": _linear,
     "batch norm": partial(_linear, partial(nn.BatchNorm1d, 8)),
-    "batch centring": partial(_linear, partial(BatchCenter, 8)),
+    "batch centering": partial(_linear, partial(BatchCenter, 8)),
     "weight norm": partial(_linear, weight_norm=True),
-    "weight norm, batch centring": partial(_linear, partial(BatchCenter, 8), weight_norm=True),
+    "weight norm, batch centering": partial(_linear, partial(BatchCenter, 8), weight_norm=True),
     "layer norm": partial(_linear, partial(nn.LayerNorm, 8)),
     "RMS norm": partial(_linear, partial(nn.RMSNorm, 8, eps=1e-6)),
     "group norm": partial(_convolution, partial(nn.GroupNorm, 4, 8)),

@@ -29,7 +29,7 @@ def diagnosis(
     jobs: Annotated[int, typer.Option(min=1, help="Processes that train side by side.")] = 2,
     out: Annotated[Path, typer.Option(help="File to add the verdicts to, one per line.")] = Path("verdicts.jsonl"),
 ) -> None:
-    """Put faults into small networks, train them beside healthy ones, and score the diagnosis of each run.
+    """Train small networks with faults and without, and score the diagnosis of each run.
 
     Cases that the file OUT already holds are not trained again. A case takes 2 to 8 seconds of one core: --subset takes
     half an hour on two, everything two hours.

@@ -30,7 +30,7 @@ Used = tuple[int, Tensor, Tensor | None]
 
 
 class Statistics(Protocol):
-    """An object that is told about uses of layers."""
+    """An object that receives the uses of layers."""
 
     def add(self, uses: Sequence[Used], samples: int, batch: object) -> None:
         """Add uses of layers.
@@ -57,7 +57,7 @@ class Observer:
     Args:
         model: the model; it is called as a whole.
         places: its layers.
-        statistics: the object that is told.
+        statistics: the object that receives them.
         loss: the loss whose labels are drawn.
         labels: "true" for the labels of the training loop, "sampled" for labels drawn from the model, or a function
             (output, generator) → targets that draws them.

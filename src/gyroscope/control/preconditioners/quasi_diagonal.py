@@ -132,7 +132,7 @@ class Moments:
 
     @property
     def complete(self) -> bool:
-        """Whether there are statistics of all layers."""
+        """True if there are statistics of all layers."""
         return len(self._seen) == len(self.places)
 
     def add(self, uses: Sequence[tuple[int, Tensor, Tensor | None]], samples: int, batch: object) -> None:
@@ -383,7 +383,7 @@ class QuasiDiagonal(Preconditioner[Moments]):
 
     @property
     def scales(self) -> bool:
-        """Whether the scales of pre-activations are removed too, which takes labels."""
+        """True if the scales of pre-activations are removed too, which takes labels."""
         return self._statistics.scales
 
     def _directions(self, gradients: dict[int, Parts]) -> dict[int, Parts]:
