@@ -45,7 +45,8 @@ def test_a_caption_says_what_you_see_why_and_what_to_do_and_links_the_finding(ma
 def test_a_picture_is_small_and_not_too_wide(name):
     file = FOLDER / f"{name}.png"
     assert file.stat().st_size < 60_000
-    assert Image.open(file).width <= 1100
+    with Image.open(file) as image:
+        assert image.width <= 1100
 
 
 def test_pictures_are_made_again_and_their_claims_hold(make, tmp_path):
