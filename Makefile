@@ -69,7 +69,8 @@ test: lint types unit  ## lint, type-check and test
 
 test-integrations: $(FRAMEWORKS)/.ready  ## the integrations with the real frameworks, in .venv-integrations
 	HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -n 2 --dist loadfile tests/integrations/frameworks \
-	    tests/control/test_contract_integrations.py tests/layers/test_layer_wrappers.py
+	    tests/control/test_contract_integrations.py tests/layers/test_layer_wrappers.py \
+	    'tests/docs/test_tutorials.py::test_every_cell_runs_shows_pictures_and_what_the_text_says[fine_tune]'
 
 quick: lint types  ## lint, type-check and a selection of the tests: under a minute on two cores
 	$(BIN)/pytest -n 2 --dist loadfile $(QUICK)
