@@ -251,7 +251,7 @@ def hyper_of(rule: Rule, kernel: str, group: Group) -> Hyper:
     """Return the hyperparameters of the kernel from the options of a group."""
     how, decay = decay_of(rule, group)
     beta1, beta2 = _betas(group, kernel)
-    momentum = float(group["momentum"]) if kernel in ("momentum", "sgd_amom") else 0.0
+    momentum = float(group["momentum"]) if kernel in ("momentum", "nesterov", "sgd_amom") else 0.0
     return Hyper(
         decay=decay,
         momentum=momentum,
@@ -259,7 +259,6 @@ def hyper_of(rule: Rule, kernel: str, group: Group) -> Hyper:
         beta1=beta1,
         beta2=beta2,
         eps=float(group.get("eps", 0.0)),
-        nesterov=bool(group.get("nesterov", False)) and kernel == "momentum",
         maximize=bool(group.get("maximize", False)),
         decoupled=how == "decoupled",
     )

@@ -103,7 +103,7 @@ def kernel_of(rule: Rule, group: Group) -> str | None:
         momentum = group["momentum"]
         if isinstance(momentum, torch.Tensor):
             return None
-        return "momentum" if momentum != 0 else "sgd"
+        return "sgd" if momentum == 0 else "nesterov" if group["nesterov"] else "momentum"
     if rule.kernel == "adam" and any(isinstance(beta, torch.Tensor) for beta in group["betas"]):
         return None
     return rule.kernel
