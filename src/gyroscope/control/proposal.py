@@ -45,7 +45,7 @@ class Rule:
         reads_weights: whether the rule needs the values of the weights for more than weight decay.
         kernel: the name of the rule in the fused kernel, if it has one.
         first: the name of the state that holds the running mean of gradients, if there is one.
-        second: the name of the state that holds the running mean (or sum) of squares, if there is one.
+        second: the name of the state that holds the running mean (or sum, or maximum) of squares, if there is one.
     """
 
     decay: Decay = "coupled"
@@ -62,10 +62,10 @@ _RULES: dict[type[Optimizer], Rule] = {
     torch.optim.AdamW: Rule(decay="decoupled", kernel="adam", first="exp_avg", second="exp_avg_sq"),
     torch.optim.RMSprop: Rule(kernel="rmsprop", second="square_avg"),
     torch.optim.Adagrad: Rule(kernel="adagrad", second="sum"),
-    torch.optim.NAdam: Rule(),
-    torch.optim.RAdam: Rule(),
+    torch.optim.NAdam: Rule(kernel="nadam", first="exp_avg", second="exp_avg_sq"),
+    torch.optim.RAdam: Rule(kernel="radam", first="exp_avg", second="exp_avg_sq"),
+    torch.optim.Adamax: Rule(kernel="adamax", first="exp_avg", second="exp_inf"),
     torch.optim.Adadelta: Rule(),
-    torch.optim.Adamax: Rule(),
     torch.optim.Rprop: Rule(decay="none"),
 }
 if hasattr(torch.optim, "Muon"):  # torch 2.9
@@ -104,7 +104,7 @@ def kernel_of(rule: Rule, group: Group) -> str | None:
         if isinstance(momentum, torch.Tensor):
             return None
         return "sgd" if momentum == 0 else "nesterov" if group["nesterov"] else "momentum"
-    if rule.kernel == "adam" and any(isinstance(beta, torch.Tensor) for beta in group["betas"]):
+    if any(isinstance(beta, torch.Tensor) for beta in group.get("betas", ())):
         return None
     return rule.kernel
 
