@@ -59,6 +59,26 @@ GIVEN = {
     "rmsprop, momentum": (optim.RMSprop, {"momentum": 0.9}),
     "adafactor": (optim.Adafactor, {"weight_decay": 0.2}),
 }
+
+
+class SignOfMomentum(optim.Optimizer):
+    """Lion, as a package might have it: no class of torch's, so its step is taken on a copy of the weights."""
+
+    def __init__(self, params, lr, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.add_(m.lerp(p.grad, 0.1).sign(), alpha=-group["lr"])
+                    m.lerp_(p.grad, 0.01)
+
+
+GIVEN["lion"] = (SignOfMomentum, {"weight_decay": 0.3})
 STATEFUL = [
     "momentum",
     "momentum, nesterov, decay",
@@ -210,7 +230,9 @@ def test_going_back_and_forth_between_the_paths_continues_one_trajectory(name, l
 
 
 @pytest.mark.parametrize("member", [hyperball, relative_update, lars, block_normalized], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", ["sgd, decay", "adamw", "nadam, decoupled", "radam, decoupled", "adamw, amsgrad"])
+@pytest.mark.parametrize(
+    "name", ["sgd, decay", "adamw", "nadam, decoupled", "radam, decoupled", "adamw, amsgrad", "lion"]
+)
 def test_the_relatives_equal_the_literal_procedure(member, name):
     laws = {
         hyperball: {"project": False},
@@ -258,7 +280,7 @@ def test_channels_last_weights(name, gradient_format, granularity):
         assert all(p.is_contiguous(memory_format=torch.channels_last) for p in params)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "nadam", "adadelta"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "nadam", "adadelta", "lion"])
 @pytest.mark.parametrize("offset", [1, 3])
 def test_unaligned_views(name, offset):
     torch.manual_seed(0)
@@ -269,7 +291,7 @@ def test_unaligned_views(name, offset):
     follow(gyroscope.Layca(maker(name)([p])), literal, [p], 3, 3e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd, decay", "momentum", "adamw", "rmsprop", "nadam", "adadelta"])
+@pytest.mark.parametrize("name", ["sgd, decay", "momentum", "adamw", "rmsprop", "nadam", "adadelta", "lion"])
 def test_rows_turn_on_their_own(name):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(9, 5, bias=False), nn.ConvTranspose2d(3, 4, 2, bias=False)).double().to(DEVICE)
@@ -280,10 +302,10 @@ def test_rows_turn_on_their_own(name):
     alone = nn.Linear(9, 5, bias=False).double().to(DEVICE)
     rows = gyroscope.Layca(maker(name)(alone.parameters()), gyroscope.layers(alone, granularity="row"))
     follow(rows, LiteralLayca(literal_maker(name), [alone.weight], segments=[(5, 0)]), [alone.weight], 3, 1e-12)
-    assert bool(fused_groups(rows)) == (name != "adadelta")
+    assert bool(fused_groups(rows)) == (name not in ("adadelta", "lion"))
 
 
-@pytest.mark.parametrize("name", ["sgd, decay", "momentum", "adam", "nadam", "adadelta"])
+@pytest.mark.parametrize("name", ["sgd, decay", "momentum", "adam", "nadam", "adadelta", "lion"])
 def test_bfloat16_turns_by_arctan_rho_within_its_rounding(name):
     params = parameters(((60, 50), (300, 40)), torch.bfloat16)
     cls, options = (RULES | GIVEN)[name]
@@ -389,6 +411,28 @@ def test_a_layer_with_a_non_finite_gradient_sits_the_step_out(name, bad):
     optimizer.step()
     assert angle(before[0], params[0]) == pytest.approx(math.atan(LR), rel=1e-3)
     assert optimizer.skipped() == {"group0.0": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("roundings", "moves"), [(0.0, False), (4.0, False), (20.0, True)])
+def test_a_stepped_copy_that_differs_by_a_few_roundings_has_no_direction(dtype, roundings, moves):
+    """The optimizer reads its weights, so nothing but the change of the copy tells its direction."""
+
+    class Nudge(optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p[0, 0] += roundings * torch.finfo(dtype).eps * p.norm()
+
+    (p,) = parameters(((5, 7),), dtype)
+    p.data[0, 0] = 0.0
+    before = p.detach().clone()
+    optimizer = gyroscope.Layca(Nudge([p], {"lr": LR}))
+    give([p], gradients([p], 0))
+    optimizer.step()
+    assert given_groups(optimizer)
+    assert torch.equal(p.detach(), before) != moves
+    assert optimizer.skipped() == ({"group0.0": 1} if 0 < roundings < 8 else {})
 
 
 def test_states_of_layers_that_were_missing_at_first_are_cleared_too():

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gyroscope.control.fused import RULES, Hyper, Launch, rows_among
-from gyroscope.control.proposal import Group, Proposal, Rule, decay_of, kernel_of
+from gyroscope.control.proposal import Group, Proposal, Rule, decay_of, kernel_of, roundings
 from gyroscope.control.steering import Law, Ledger
 from gyroscope.vectors.launch import on, to_device
 from gyroscope.vectors.layout import like
@@ -321,7 +321,7 @@ class Given:
 
     def __init__(self) -> None:
         self._known: tuple[Any, ...] = ()
-        self._launches: list[Launch] = []
+        self._launches: list[tuple[Launch, torch.dtype]] = []
         self._states: list[StateView] = []
         self._clearing: list[tuple[Launch, Any]] = []
         self._cleared: tuple[list[int], int] = ([], -1)
@@ -335,7 +335,7 @@ class Given:
         lr: float | Tensor,
         law: Law,
     ) -> None:
-        """Turn the parameters of the proposal, and set its displacements to 0 for the next step."""
+        """Turn the parameters of the proposal; set its displacements to 0 for the next step, if they are kept."""
         params, moves = proposal.params, proposal.displacements
         if list(map(Tensor.stride, params)) != list(map(Tensor.stride, moves)):
             moves = [like(d, p) for d, p in zip(moves, params, strict=True)]
@@ -345,10 +345,14 @@ class Given:
             for members in by_type([params, moves]).values():
                 w, d = [params[i] for i in members], [moves[i] for i in members]
                 its_rows = rows_among(rows, counts, members)
-                self._launches.append(Launch([w, d, d, d], its_rows, [counts[i] for i in members]))
+                launch = Launch([w, d, d, d], its_rows, [counts[i] for i in members])
+                self._launches.append((launch, d[0].dtype))
             self._known = seen
-        for launch in self._launches:
-            launch("given", Hyper(along=proposal.along), lr, ledger, law, zero=True)
+        for launch, dtype in self._launches:
+            if proposal.stepped:
+                launch("stepped", Hyper(noise=roundings(dtype) ** 2), lr, ledger, law)
+            else:
+                launch("given", Hyper(along=proposal.along), lr, ledger, law, zero=True)
 
     def clear(
         self,

@@ -53,6 +53,7 @@ class Needs(NamedTuple):
 
 RULES = {
     "given": Needs(again=True),
+    "stepped": Needs(again=True),
     "sgd": Needs(again=True),
     "momentum": Needs(first=True),
     "nesterov": Needs(first=True, again=True),
@@ -65,7 +66,7 @@ RULES = {
     "adagrad": Needs(second=True, again=True),
 }
 _NUMBER = {rule: number for number, rule in enumerate(RULES)}
-GIVEN, SGD, MOMENTUM, NESTEROV, SGD_AMOM, ADAM, NADAM, RADAM, ADAMAX, RMSPROP, ADAGRAD = map(
+GIVEN, STEPPED, SGD, MOMENTUM, NESTEROV, SGD_AMOM, ADAM, NADAM, RADAM, ADAMAX, RMSPROP, ADAGRAD = map(
     tl.constexpr, _NUMBER.values()
 )
 
@@ -76,7 +77,7 @@ def _gradient(g, w, decay, RULE: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED
     d = g
     if MAXIMIZE:
         d = -d
-    if (RULE != GIVEN) & (not DECOUPLED):
+    if (RULE != GIVEN) & (RULE != STEPPED) & (not DECOUPLED):
         d = d + decay * w
     return d
 
@@ -125,6 +126,8 @@ def _displacement(d, w, m, v, decay, mu, eps, bias1, bias2, third, RULE: tl.cons
     """The displacement s from the rule's state after this step's update; its length does not matter."""
     if RULE == GIVEN:
         s = d
+    elif RULE == STEPPED:
+        s = d - w
     elif RULE == SGD:
         s = -d
     elif (RULE == MOMENTUM) | (RULE == SGD_AMOM):
@@ -267,6 +270,7 @@ def step_kernel(
     growth = tl.load(numbers + 6)
     along = tl.load(numbers + 7)
     shrink = tl.load(numbers + 8)
+    noise = tl.load(numbers + 9)
     blocks = n // BLOCK
     fresh = False
 
@@ -319,6 +323,9 @@ def step_kernel(
             start_norm = tl.load(radius + row)
             start_norm = tl.where(start_norm <= 0, norm, start_norm)
             finite = (w2 < float("inf")) & (tl.abs(wt) < float("inf")) & (s2 < float("inf"))
+            if RULE == STEPPED:
+                # A change of a few roundings of the weights has no direction.
+                finite = finite & ((s2 == 0) | (s2 > noise * w2))
             ratio = wt / w2
             square = s2
             if PROJECT:
@@ -427,6 +434,7 @@ class Hyper:
     eps: float = 0.0
     along: float = 0.0
     momentum_decay: float = 0.0
+    noise: float = 0.0
     maximize: bool = False
     decoupled: bool = False
 
@@ -543,7 +551,7 @@ class Launch:
         """Return the hyperparameters in float64 on the device: kernel arguments would be rounded to float32."""
         values = (
             hyper.decay, hyper.momentum, 1.0 - hyper.dampening, hyper.beta1, hyper.beta2, hyper.eps,
-            law.growth or 0.0, hyper.along, hyper.momentum_decay * math.log2(0.96),
+            law.growth or 0.0, hyper.along, hyper.momentum_decay * math.log2(0.96), hyper.noise,
         )  # fmt: skip
         if self._uploaded is None or self._uploaded[0] != values:
             if is_capturing():

@@ -513,6 +513,7 @@ class Steering:
                 hidden={i for i in range(len(groups)) if i not in seen},
                 frozen=asked if self.others == "frozen" else (),
                 closure=closure,
+                subtract=False,
             )
         return {i: proposals[i] for i in asked}, loss
 
@@ -523,7 +524,10 @@ class Steering:
         entries = [self.roster.groups[i][j] for j in proposal.positions]
         work = Work(self.inner.param_groups[i], proposal.params, [], entries)
         self._drivers.pop(i, None)  # its count of steps is behind now
-        if self._kernel_runs(work):
+        runs = self._kernel_runs(work)
+        if not runs or any(n > 1 for n in work.counts):  # whether a change is mere rounding is asked of whole layers
+            self.proposer.subtract(proposal)
+        if runs:
             from gyroscope.control.fast import Given
 
             driver = self._drivers.setdefault(("given", i), Given())
