@@ -57,10 +57,14 @@ def contenders(cuda: bool, capturable: bool = False) -> dict[str, Make]:
         "torch adam fused": lambda p: opt.Adam(p, lr=STILL, **fused, **extra),
         "torch adamw fused": lambda p: opt.AdamW(p, lr=STILL, **fused, **extra),
         "torch adamw foreach": lambda p: opt.AdamW(p, lr=STILL, foreach=True, **extra),
+        "torch nadam foreach": lambda p: opt.NAdam(p, lr=STILL, foreach=True, **extra),
+        "torch adamax foreach": lambda p: opt.Adamax(p, lr=STILL, foreach=True, **extra),
         "layca sgd": lambda p: Layca(opt.SGD(p, lr=RATE)),
         "layca sgd-momentum": lambda p: Layca(opt.SGD(p, lr=RATE, momentum=0.9, **fused)),
         "layca adam": lambda p: Layca(opt.Adam(p, lr=RATE, **fused, **extra)),
         "layca adamw": lambda p: Layca(opt.AdamW(p, lr=RATE, **fused, **extra)),
+        "layca nadam": lambda p: Layca(opt.NAdam(p, lr=RATE, **extra)),
+        "layca adamax": lambda p: Layca(opt.Adamax(p, lr=RATE, **extra)),
         "layca sgd-momentum general": lambda p: general(Layca(opt.SGD(p, lr=RATE, momentum=0.9, **fused))),
         "layca adamw general": lambda p: general(Layca(opt.AdamW(p, lr=RATE, **fused, **extra))),
         "literal sgd": lambda p: Literal(p, lr=RATE),
@@ -167,6 +171,9 @@ def ratios(result: dict[str, Any]) -> dict[str, Any]:
             rows[f"{mode}: layca sgd-momentum / fused sgd-momentum"] = t["layca sgd-momentum"] / base
             rows[f"{mode}: layca adam / fused adam"] = t["layca adam"] / t["torch adam fused"]
             rows[f"{mode}: layca adamw / fused adamw"] = t["layca adamw"] / t["torch adamw fused"]
+            for label in ("nadam", "adamax"):  # torch has no fused ones
+                if f"torch {label} foreach" in t:
+                    rows[f"{mode}: layca {label} / foreach {label}"] = t[f"layca {label}"] / t[f"torch {label} foreach"]
             copies = 1e3 * 8 * one["elements"] / bandwidth
             for label, inner in (("sgd-momentum", "sgd-momentum"), ("adamw", "adamw")):
                 extra = t[f"layca {label} general"] - t[f"torch {inner} fused"]

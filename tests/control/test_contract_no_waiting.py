@@ -20,6 +20,10 @@ MAKE = {
         optim.AdamW(ps, lr=torch.tensor(0.03, device="cuda"), capturable=True)
     ),
     "nadam": lambda ps: gyroscope.Layca(optim.NAdam(ps, lr=0.03, foreach=True)),
+    "nadam capturable": lambda ps: gyroscope.Layca(optim.NAdam(ps, lr=0.03, foreach=True, capturable=True)),
+    "radam": lambda ps: gyroscope.Layca(optim.RAdam(ps, lr=0.03, foreach=True)),
+    "adamax": lambda ps: gyroscope.Layca(optim.Adamax(ps, lr=0.03, foreach=True)),
+    "adadelta": lambda ps: gyroscope.Layca(optim.Adadelta(ps, lr=0.03, foreach=True)),
     "lars": lambda ps: lars(optim.SGD(ps, lr=0.03, momentum=0.9)),
     "graft": lambda ps: gyroscope.Graft(optim.SGD(ps, lr=0.03), optim.Adam(ps, lr=0.03, foreach=True)),
 }

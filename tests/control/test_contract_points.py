@@ -572,6 +572,8 @@ def test_6_a_copy_hears_of_a_state_loaded_into_its_inner_optimizer(
         (lambda p: torch.optim.SGD(p, lr=torch.tensor(RHO, device="cuda")), "frozen"),
         (lambda p: torch.optim.SGD(p, lr=torch.tensor(RHO, device="cuda"), momentum=0.9), "frozen"),
         (lambda p: torch.optim.Adam(p, lr=torch.tensor(RHO, device="cuda"), capturable=True), "inner"),
+        (lambda p: torch.optim.NAdam(p, lr=torch.tensor(RHO, device="cuda"), capturable=True), "inner"),
+        (lambda p: torch.optim.RAdam(p, lr=torch.tensor(RHO, device="cuda"), capturable=True), "inner"),
     ],
 )
 def test_6_a_captured_step_replays_as_eager_steps_do(make: Make, others: Any) -> None:

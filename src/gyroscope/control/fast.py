@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.control.fused import Hyper, Launch, rows_among
-from gyroscope.control.proposal import Group, Proposal, Rule, decay_of, kernel_of
+from gyroscope.control.fused import RULES, Hyper, Launch, rows_among
+from gyroscope.control.proposal import Group, Proposal, Rule, decay_of, kernel_of, roundings
 from gyroscope.control.steering import Law, Ledger
 from gyroscope.vectors.launch import on, to_device
 from gyroscope.vectors.layout import like
@@ -103,7 +103,7 @@ class Fast:
         self._grads_at: list[int] = []
         self._grad_types: list[torch.dtype] = []
         self._copies: list[Tensor] = []
-        self._steps: Tensor | None = None
+        self._counts: dict[str, Tensor] = {}
         self._state = StateView(optimizer, [], [])
         self._launches: list[tuple[Launch, list[int]]] = []
 
@@ -134,8 +134,8 @@ class Fast:
             return False
         self._options = _options(group)
         self._hyper = hyper_of(self._rule, self._kernel, group)
-        if self._steps is not None:
-            self._set_powers(self._steps, group)
+        if self._counts:
+            self._set_powers(self._counts["step"], group)
         return True
 
     def _find_grads(self, grads: Sequence[Tensor]) -> bool:
@@ -148,10 +148,17 @@ class Fast:
 
     def run(self, group: Group) -> None:
         """Step the layers that `prepare` or `ready` has seen."""
-        if self._steps is not None:
-            self._steps.add_(1)
+        if self._counts:
+            self._count_step()
         for launch, _ in self._launches:
             launch(self._kernel, self._hyper, group["lr"], self._ledger, self._law)
+
+    def _count_step(self) -> None:
+        """Update the numbers in the state as torch does; the kernel has its own, in the ledger."""
+        steps = self._counts["step"].add_(1)
+        if "mu_product" in self._counts:
+            ahead = 0.96 ** (steps.double() * self._hyper.momentum_decay)
+            self._counts["mu_product"].mul_((self._hyper.beta1 * (1 - 0.5 * ahead)).float())
 
     def prepare(
         self,
@@ -171,7 +178,7 @@ class Fast:
         with_gradient = [j for j, p in enumerate(self._every) if p.grad is not None]
         self._active = None if len(with_gradient) == len(self._every) else with_gradient
         self._at = list(map(_address, params))
-        self._steps = None
+        self._counts = {}
         given = grads
         alike = [_lie_alike(p, g) for p, g in zip(params, given, strict=True)]
         # The strides of gradients that are used as they are; gradients with others are copied at every step.
@@ -184,11 +191,11 @@ class Fast:
         self._copies = [c for c, g in zip(grads, given, strict=True) if c is not g]
         self._grads_at = [_address(c) if c is g else -1 for c, g in zip(grads, given, strict=True)]
         self._grad_types = [g.dtype for g in grads]
-        keys = _state_keys(self._rule, kernel)
+        keys = _moments(self._rule, kernel)
         if keys:
             self._set_up_state(group, params, keys, rows, counts)
-        self._state = StateView(self._optimizer, params, keys)
-        moments = [self._state.tensors[key] for key in keys if key != "step"]
+        self._state = StateView(self._optimizer, params, [*keys, *self._counts])
+        moments = [self._state.tensors[key] for key in keys]
         self._launches = []
         for members in by_type([params, grads, *moments]).values():
             its_rows = rows_among(rows, counts, members)
@@ -198,7 +205,7 @@ class Fast:
     def _lists(self, grads: Sequence[Tensor], members: Sequence[int]) -> list[list[Tensor]]:
         """Return weights, gradients, first and second moments; a moment that the rule does not have is never read."""
         tensors = self._state.tensors
-        first = tensors.get(self._rule.first or "", grads) if self._kernel != "sgd" else grads
+        first = tensors.get(self._rule.first or "", grads)
         second = tensors.get(self._rule.second or "", grads)
         return [[one[i] for i in members] for one in (self._params, grads, first, second)]
 
@@ -212,11 +219,10 @@ class Fast:
     ) -> None:
         """Create state as torch's own optimizer does, so that either can continue from the other's."""
         states = [self._optimizer.state[p] for p in params]
-        fresh = [any(key not in state for key in keys) for state in states]
+        starts = _counts(self._kernel)
+        fresh = [any(key not in state for key in (*keys, *starts)) for state in states]
         for p, state, new in zip(params, states, fresh, strict=True):
             for key in keys:
-                if key == "step":
-                    continue
                 if new:
                     start = group.get("initial_accumulator_value", 0.0) if self._kernel == "adagrad" else 0.0
                     state[key] = torch.full_like(p, start, memory_format=torch.preserve_format).detach()
@@ -225,33 +231,35 @@ class Fast:
         device = self._ledger.power1.device
         self._where = to_device(np.array(rows, dtype=np.int64), device)
         self._layer_of_row = np.repeat(np.arange(len(params)), counts)
-        if "step" in keys:
+        home = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+        for key, start in starts.items():
             # One vector for all layers, so that counting a step is one operation; the states hold views.
-            home = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
-            steps = [0.0 if new else state["step"] for state, new in zip(states, fresh, strict=True)]
-            self._steps = torch.stack([torch.as_tensor(t, dtype=torch.float32, device=home) for t in steps])
-            for state, view in zip(states, self._steps.unbind(), strict=True):
-                state["step"] = view
-            self._set_powers(self._steps, group)
-        else:
-            self._set_powers(torch.tensor([0.0 if new else 1.0 for new in fresh], device="cpu"), group)
+            values = [start if new else state[key] for state, new in zip(states, fresh, strict=True)]
+            self._counts[key] = torch.stack([torch.as_tensor(x, dtype=torch.float32, device=home) for x in values])
+            for state, view in zip(states, self._counts[key].unbind(), strict=True):
+                state[key] = view
+        known = torch.tensor([0.0 if new else 1.0 for new in fresh], device="cpu")
+        self._set_powers(self._counts.get("step", known), group)
 
     def _set_powers(self, age: Tensor, group: Group) -> None:
-        """Set βᵗ of every row from the number of steps of its layer, without waiting for the device."""
-        for power, beta in zip((self._ledger.power1, self._ledger.power2), _betas(group, self._kernel), strict=True):
-            value = beta ** age.double()
+        """Set t, βᵗ and NAdam's product of every row from the state of its layer, without waiting for the device."""
+        beta1, beta2 = _betas(group, self._kernel)
+        age = age.double()
+        first = self._counts["mu_product"].double() if "mu_product" in self._counts else beta1**age
+        ledger = self._ledger
+        for column, value in ((ledger.power1, first), (ledger.power2, beta2**age), (ledger.age, age)):
             if value.device.type == "cpu":
-                value = to_device(value.numpy()[self._layer_of_row], power.device)
-            elif len(self._layer_of_row) > len(age):
-                value = value[to_device(self._layer_of_row, power.device)]
-            power.index_copy_(0, self._where, value)
+                value = to_device(value.numpy()[self._layer_of_row], column.device)
+            elif len(self._layer_of_row) > len(value):
+                value = value[to_device(self._layer_of_row, column.device)]
+            column.index_copy_(0, self._where, value)
 
 
 def hyper_of(rule: Rule, kernel: str, group: Group) -> Hyper:
     """Return the hyperparameters of the kernel from the options of a group."""
     how, decay = decay_of(rule, group)
     beta1, beta2 = _betas(group, kernel)
-    momentum = float(group["momentum"]) if kernel in ("momentum", "sgd_amom") else 0.0
+    momentum = float(group["momentum"]) if kernel in ("momentum", "nesterov", "sgd_amom") else 0.0
     return Hyper(
         decay=decay,
         momentum=momentum,
@@ -259,7 +267,7 @@ def hyper_of(rule: Rule, kernel: str, group: Group) -> Hyper:
         beta1=beta1,
         beta2=beta2,
         eps=float(group.get("eps", 0.0)),
-        nesterov=bool(group.get("nesterov", False)) and kernel == "momentum",
+        momentum_decay=float(group.get("momentum_decay", 0.0)),
         maximize=bool(group.get("maximize", False)),
         decoupled=how == "decoupled",
     )
@@ -272,21 +280,27 @@ def _options(group: Group) -> tuple[Any, ...]:
 
 _OPTIONS = (
     "weight_decay", "momentum", "dampening", "nesterov", "betas", "alpha", "eps", "maximize", "amsgrad", "centered",
-    "decoupled_weight_decay", "differentiable",
+    "decoupled_weight_decay", "differentiable", "momentum_decay",
 )  # fmt: skip
 
 
 def _betas(group: Group, kernel: str) -> tuple[float, float]:
-    if kernel == "adam":
+    if "betas" in group:
         return float(group["betas"][0]), float(group["betas"][1])
     return 0.0, float(group["alpha"]) if kernel == "rmsprop" else 0.0
 
 
-def _state_keys(rule: Rule, kernel: str) -> list[str]:
-    if kernel == "sgd":
-        return []
-    keys = [key for key in (rule.first, rule.second) if key is not None]
-    return keys + (["step"] if kernel in ("adam", "rmsprop", "adagrad") else [])
+def _moments(rule: Rule, kernel: str) -> list[str]:
+    """Return the names of the state tensors that the kernel reads and writes."""
+    needs = RULES[kernel]
+    return [key for key, needed in ((rule.first, needs.first), (rule.second, needs.second)) if key and needed]
+
+
+def _counts(kernel: str) -> dict[str, float]:
+    """Return the names of the numbers in the state of a layer, and the values with which they start."""
+    if kernel == "nadam":
+        return {"step": 0.0, "mu_product": 1.0}
+    return {"step": 0.0} if RULES[kernel].second else {}
 
 
 @triton.jit
@@ -307,7 +321,7 @@ class Given:
 
     def __init__(self) -> None:
         self._known: tuple[Any, ...] = ()
-        self._launches: list[Launch] = []
+        self._launches: list[tuple[Launch, torch.dtype]] = []
         self._states: list[StateView] = []
         self._clearing: list[tuple[Launch, Any]] = []
         self._cleared: tuple[list[int], int] = ([], -1)
@@ -321,7 +335,7 @@ class Given:
         lr: float | Tensor,
         law: Law,
     ) -> None:
-        """Turn the parameters of the proposal, and set its displacements to 0 for the next step."""
+        """Turn the parameters of the proposal; set its displacements to 0 for the next step, if they are kept."""
         params, moves = proposal.params, proposal.displacements
         if list(map(Tensor.stride, params)) != list(map(Tensor.stride, moves)):
             moves = [like(d, p) for d, p in zip(moves, params, strict=True)]
@@ -331,10 +345,14 @@ class Given:
             for members in by_type([params, moves]).values():
                 w, d = [params[i] for i in members], [moves[i] for i in members]
                 its_rows = rows_among(rows, counts, members)
-                self._launches.append(Launch([w, d, d, d], its_rows, [counts[i] for i in members]))
+                launch = Launch([w, d, d, d], its_rows, [counts[i] for i in members])
+                self._launches.append((launch, d[0].dtype))
             self._known = seen
-        for launch in self._launches:
-            launch("given", Hyper(along=proposal.along), lr, ledger, law, zero=True)
+        for launch, dtype in self._launches:
+            if proposal.stepped:
+                launch("stepped", Hyper(noise=roundings(dtype) ** 2), lr, ledger, law)
+            else:
+                launch("given", Hyper(along=proposal.along), lr, ledger, law, zero=True)
 
     def clear(
         self,

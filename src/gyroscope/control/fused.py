@@ -8,9 +8,10 @@ the update starts, and they wait for nothing: the wait always ends, however few 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +36,39 @@ from gyroscope.vectors.launch import (
 )
 from gyroscope.vectors.triton import TYPES, fetch, pointer, rounded, total
 
-RULES = {"given": 0, "sgd": 1, "momentum": 2, "sgd_amom": 3, "adam": 4, "rmsprop": 5, "adagrad": 6}
-GIVEN, SGD, MOMENTUM, SGD_AMOM, ADAM, RMSPROP, ADAGRAD = map(tl.constexpr, RULES.values())
+
+class Needs(NamedTuple):
+    """The tensors that a rule needs apart from weights and gradients.
+
+    Attributes:
+        first: a first moment m.
+        second: a second moment v.
+        again: the gradient a second time, for the update.
+    """
+
+    first: bool = False
+    second: bool = False
+    again: bool = False
+
+
+RULES = {
+    "given": Needs(again=True),
+    "stepped": Needs(again=True),
+    "sgd": Needs(again=True),
+    "momentum": Needs(first=True),
+    "nesterov": Needs(first=True, again=True),
+    "sgd_amom": Needs(first=True),
+    "adam": Needs(first=True, second=True),
+    "nadam": Needs(first=True, second=True, again=True),
+    "radam": Needs(first=True, second=True),
+    "adamax": Needs(first=True, second=True),
+    "rmsprop": Needs(second=True, again=True),
+    "adagrad": Needs(second=True, again=True),
+}
+_NUMBER = {rule: number for number, rule in enumerate(RULES)}
+GIVEN, STEPPED, SGD, MOMENTUM, NESTEROV, SGD_AMOM, ADAM, NADAM, RADAM, ADAMAX, RMSPROP, ADAGRAD = map(
+    tl.constexpr, _NUMBER.values()
+)
 
 
 @triton.jit
@@ -45,41 +77,100 @@ def _gradient(g, w, decay, RULE: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED
     d = g
     if MAXIMIZE:
         d = -d
-    if (RULE != GIVEN) & (not DECOUPLED):
+    if (RULE != GIVEN) & (RULE != STEPPED) & (not DECOUPLED):
         d = d + decay * w
     return d
 
 
 @triton.jit
-def _displacement(
-    d, w, m, v, decay, mu, eps, bias1, bias2,
-    RULE: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
-):  # fmt: skip
+def _advanced(power1, power2, age, beta1, beta2, shrink, RULE: tl.constexpr):
+    """The row's numbers after one more step: β₁ᵗ (NAdam: the product of its μ), β₂ᵗ, and t."""
+    age += 1
+    if RULE == NADAM:
+        # In float32, as torch keeps the product in the state.
+        power1 = (power1 * _nadam_mu(age, beta1, shrink).to(tl.float32)).to(tl.float32).to(tl.float64)
+    else:
+        power1 *= beta1
+    return power1, power2 * beta2, age
+
+
+@triton.jit
+def _nadam_mu(age, beta1, shrink):
+    """μₜ = β₁ (1 − ½ 0.96^{tψ}), with `shrink` = ψ log₂ 0.96."""
+    return beta1 * (1.0 - 0.5 * tl.exp2(age * shrink))
+
+
+@triton.jit
+def _corrections(power1, power2, age, beta1, beta2, shrink, RULE: tl.constexpr, TC: tl.constexpr):
+    """The divisors of the first moment and of the root of the second, and a third number.
+
+    It is the factor on the gradient for NAdam, and on the inverse root for RAdam: 0 where it does not rectify yet.
+    """
+    bias1 = 1.0 - power1
+    bias2 = tl.sqrt(1.0 - power2)
+    third = bias2
+    if RULE == NADAM:
+        following = _nadam_mu(age + 1, beta1, shrink)
+        third = (1.0 - _nadam_mu(age, beta1, shrink)) / bias1
+        bias1 = (1.0 - power1 * following) / following
+    elif RULE == RADAM:
+        most = 2.0 / (1.0 - beta2) - 1.0
+        length = most - 2.0 * age * power2 / (1.0 - power2)
+        square = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length)
+        third = tl.where(length > 5.0, bias2 * tl.sqrt(tl.where(length > 5.0, square, 0.0)), 0.0)
+    return bias1.to(TC), bias2.to(TC), third.to(TC)
+
+
+@triton.jit
+def _displacement(d, w, m, v, decay, mu, eps, bias1, bias2, third, RULE: tl.constexpr, DECOUPLED: tl.constexpr):
     """The displacement s from the rule's state after this step's update; its length does not matter."""
     if RULE == GIVEN:
         s = d
+    elif RULE == STEPPED:
+        s = d - w
     elif RULE == SGD:
         s = -d
-    elif RULE == MOMENTUM:
-        if NESTEROV:
-            s = -(d + mu * m)
-        else:
-            s = -m
-    elif RULE == SGD_AMOM:
+    elif (RULE == MOMENTUM) | (RULE == SGD_AMOM):
         s = -m
+    elif RULE == NESTEROV:
+        s = -(d + mu * m)
     elif RULE == ADAM:
         s = -(m / bias1) / (tl.sqrt(v) / bias2 + eps)
-        if DECOUPLED:
-            s = s - decay * w
+    elif RULE == NADAM:
+        s = -(m / bias1 + third * d) / (tl.sqrt(v) / bias2 + eps)
+    elif RULE == RADAM:
+        s = -(m / bias1) * tl.where(third > 0, third / (tl.sqrt(v) + eps), 1.0)
+    elif RULE == ADAMAX:
+        s = -m / v
     else:
         s = -d / (tl.sqrt(v) + eps)
+    if DECOUPLED:
+        s = s - decay * w
     return s
 
 
 @triton.jit
+def _load_new(p, offsets, n, other, MASKED: tl.constexpr):
+    """Load state that the first sweep wrote, past the L1 cache: another multiprocessor may have written it."""
+    if MASKED:
+        x = tl.load(p + offsets, mask=offsets < n, other=other, cache_modifier=".cg")
+    else:
+        x = tl.load(p + offsets, cache_modifier=".cg")
+    return x
+
+
+@triton.jit
+def _store(p, offsets, n, x, MASKED: tl.constexpr):
+    if MASKED:
+        tl.store(p + offsets, x, mask=offsets < n)
+    else:
+        tl.store(p + offsets, x)
+
+
+@triton.jit
 def _sum_block(
-    pw, pg, pm, pv, offsets, n, ww, ws, ss, decay, mu, undamped, beta1, beta2, eps, bias1, bias2, fresh,
-    RULE: tl.constexpr, NESTEROV: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr,
+    pw, pg, pm, pv, offsets, n, ww, ws, ss, decay, mu, undamped, beta1, beta2, eps, bias1, bias2, third, fresh,
+    RULE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr,
     TM: tl.constexpr, TV: tl.constexpr, TC: tl.constexpr, MASKED: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     w = fetch(pw, offsets, n, MASKED).to(TC)
@@ -89,32 +180,28 @@ def _sum_block(
     v = d
     # A gradient that is not finite must not stay in the state: its element starts again from 0.
     finite = tl.abs(g) < float("inf")
-    if (RULE == MOMENTUM) | (RULE == SGD_AMOM) | (RULE == ADAM):
+    if FIRST:
         old = fetch(pm, offsets, n, MASKED).to(TC)
-        if RULE == ADAM:
+        if SECOND:
             m = old + (1 - beta1).to(TC) * (d - old)
         else:
             m = tl.where(fresh, d, mu * old + undamped * d)
         # Rounded as it is stored, so that the update computes the same displacement from it.
         kept = rounded(tl.where(finite, m, 0.0), TM)
         m = kept.to(TC)
-        if MASKED:
-            tl.store(pm + offsets, kept, mask=offsets < n)
-        else:
-            tl.store(pm + offsets, kept)
-    if (RULE == ADAM) | (RULE == RMSPROP) | (RULE == ADAGRAD):
+        _store(pm, offsets, n, kept, MASKED)
+    if SECOND:
         old_v = fetch(pv, offsets, n, MASKED).to(TC)
         if RULE == ADAGRAD:
             v = old_v + d * d
+        elif RULE == ADAMAX:
+            v = tl.maximum(beta2.to(TC) * old_v, tl.abs(d) + eps)
         else:
             v = beta2.to(TC) * old_v + (1 - beta2).to(TC) * d * d
         kept_v = rounded(tl.where(finite, v, 0.0), TV)
         v = kept_v.to(TC)
-        if MASKED:
-            tl.store(pv + offsets, kept_v, mask=offsets < n)
-        else:
-            tl.store(pv + offsets, kept_v)
-    s = _displacement(d, w, m, v, decay, mu, eps, bias1, bias2, RULE, NESTEROV, DECOUPLED)
+        _store(pv, offsets, n, kept_v, MASKED)
+    s = _displacement(d, w, m, v, decay, mu, eps, bias1, bias2, third, RULE, DECOUPLED)
     if RULE != GIVEN:
         s = tl.where(finite, s, float("nan"))
     if MASKED:
@@ -127,53 +214,34 @@ def _sum_block(
 
 @triton.jit
 def _update_block(
-    pw, pg, pm, pv, offsets, n, a, b, moved, decay, mu, eps, bias1, bias2,
-    RULE: tl.constexpr, NESTEROV: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr,
-    ZERO: tl.constexpr, TW: tl.constexpr, TG: tl.constexpr, TC: tl.constexpr, TA: tl.constexpr,
-    MASKED: tl.constexpr,
+    pw, pg, pm, pv, offsets, n, a, b, moved, decay, mu, eps, bias1, bias2, third,
+    RULE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, AGAIN: tl.constexpr,
+    MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr, ZERO: tl.constexpr,
+    TW: tl.constexpr, TG: tl.constexpr, TC: tl.constexpr, TA: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    if MASKED:
-        inside = offsets < n
-    else:
-        inside = offsets >= 0
     if moved:
         w = fetch(pw, offsets, n, MASKED).to(TC)
         d = w
         m = w
         v = w
-        if (RULE == GIVEN) | (RULE == SGD) | NESTEROV | (RULE == RMSPROP) | (RULE == ADAGRAD):
-            g = fetch(pg, offsets, n, MASKED).to(TC)
-            d = _gradient(g, w, decay, RULE, MAXIMIZE, DECOUPLED)
-        # Bypass the L1 cache: another multiprocessor may have written the state in the first sweep.
-        if (RULE == MOMENTUM) | (RULE == SGD_AMOM) | (RULE == ADAM):
-            if MASKED:
-                m = tl.load(pm + offsets, mask=inside, other=0.0, cache_modifier=".cg").to(TC)
-            else:
-                m = tl.load(pm + offsets, cache_modifier=".cg").to(TC)
-        if (RULE == ADAM) | (RULE == RMSPROP) | (RULE == ADAGRAD):
-            if MASKED:
-                v = tl.load(pv + offsets, mask=inside, other=1.0, cache_modifier=".cg").to(TC)
-            else:
-                v = tl.load(pv + offsets, cache_modifier=".cg").to(TC)
-        s = _displacement(d, w, m, v, decay, mu, eps, bias1, bias2, RULE, NESTEROV, DECOUPLED)
-        new = rounded(a * w.to(TA) + b * s.to(TA), TW)
-        if MASKED:
-            tl.store(pw + offsets, new, mask=inside)
-        else:
-            tl.store(pw + offsets, new)
+        if AGAIN:
+            d = _gradient(fetch(pg, offsets, n, MASKED).to(TC), w, decay, RULE, MAXIMIZE, DECOUPLED)
+        if FIRST:
+            m = _load_new(pm, offsets, n, 0.0, MASKED).to(TC)
+        if SECOND:
+            v = _load_new(pv, offsets, n, 1.0, MASKED).to(TC)
+        s = _displacement(d, w, m, v, decay, mu, eps, bias1, bias2, third, RULE, DECOUPLED)
+        _store(pw, offsets, n, rounded(a * w.to(TA) + b * s.to(TA), TW), MASKED)
     if ZERO:
-        zero = tl.zeros(offsets.shape, TG)
-        if MASKED:
-            tl.store(pg + offsets, zero, mask=inside)
-        else:
-            tl.store(pg + offsets, zero)
+        _store(pg, offsets, n, tl.zeros(offsets.shape, TG), MASKED)
 
 
 @triton.jit
 def step_kernel(
     items, pointers, segments, partial, done, ready, left, coefficient_a, coefficient_b,
-    multiplier, radius, skipped, bad, power1, power2, numbers, lr_value, lr_rest, lr_pointer,
-    RULE: tl.constexpr, NESTEROV: tl.constexpr, MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr,
+    multiplier, radius, skipped, bad, power1, power2, age, numbers, lr_value, lr_rest, lr_pointer,
+    RULE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, AGAIN: tl.constexpr,
+    MAXIMIZE: tl.constexpr, DECOUPLED: tl.constexpr,
     LR_ON_DEVICE: tl.constexpr, PROJECT: tl.constexpr, RELATIVE: tl.constexpr, REPROJECT: tl.constexpr,
     CAPPED: tl.constexpr, ZERO: tl.constexpr, FLOOR: tl.constexpr,
     TW: tl.constexpr, TG: tl.constexpr, TM: tl.constexpr, TV: tl.constexpr, TC: tl.constexpr,
@@ -201,16 +269,21 @@ def step_kernel(
     eps = tl.load(numbers + 5).to(TC)
     growth = tl.load(numbers + 6)
     along = tl.load(numbers + 7)
+    shrink = tl.load(numbers + 8)
+    noise = tl.load(numbers + 9)
     blocks = n // BLOCK
     fresh = False
 
     if summing:
         bias1 = tl.full((), 1.0, TC)
         bias2 = tl.full((), 1.0, TC)
-        if RULE == ADAM:
-            bias1 = (1.0 - tl.load(power1 + row) * beta1).to(TC)
-            bias2 = tl.sqrt(1.0 - tl.load(power2 + row) * beta2).to(TC)
-        if RULE == MOMENTUM:
+        third = tl.full((), 1.0, TC)
+        if FIRST & SECOND:
+            p1, p2, t = _advanced(
+                tl.load(power1 + row), tl.load(power2 + row), tl.load(age + row), beta1, beta2, shrink, RULE
+            )
+            bias1, bias2, third = _corrections(p1, p2, t, beta1, beta2, shrink, RULE, TC)
+        if (RULE == MOMENTUM) | (RULE == NESTEROV):
             fresh = tl.load(power1 + row) == 1.0
         ww = tl.zeros((BLOCK // FOLD,), tl.float64)
         ws = tl.zeros((BLOCK // FOLD,), tl.float64)
@@ -218,12 +291,14 @@ def step_kernel(
         for i in tl.range(0, blocks, num_stages=STAGES):
             ww, ws, ss = _sum_block(
                 pw, pg, pm, pv, i * BLOCK + tl.arange(0, BLOCK), n, ww, ws, ss, decay, mu, undamped, beta1, beta2,
-                eps, bias1, bias2, fresh, RULE, NESTEROV, MAXIMIZE, DECOUPLED, TM, TV, TC, False, FOLD,
+                eps, bias1, bias2, third, fresh,
+                RULE, FIRST, SECOND, MAXIMIZE, DECOUPLED, TM, TV, TC, False, FOLD,
             )  # fmt: skip
         if n > blocks * BLOCK:
             ww, ws, ss = _sum_block(
                 pw, pg, pm, pv, blocks * BLOCK + tl.arange(0, BLOCK), n, ww, ws, ss, decay, mu, undamped, beta1,
-                beta2, eps, bias1, bias2, fresh, RULE, NESTEROV, MAXIMIZE, DECOUPLED, TM, TV, TC, True, FOLD,
+                beta2, eps, bias1, bias2, third, fresh,
+                RULE, FIRST, SECOND, MAXIMIZE, DECOUPLED, TM, TV, TC, True, FOLD,
             )  # fmt: skip
         c = first + position
         tl.store(partial + 3 * c, tl.sum(ww))
@@ -248,6 +323,9 @@ def step_kernel(
             start_norm = tl.load(radius + row)
             start_norm = tl.where(start_norm <= 0, norm, start_norm)
             finite = (w2 < float("inf")) & (tl.abs(wt) < float("inf")) & (s2 < float("inf"))
+            if RULE == STEPPED:
+                # A change of a few roundings of the weights has no direction.
+                finite = finite & ((s2 == 0) | (s2 > noise * w2))
             ratio = wt / w2
             square = s2
             if PROJECT:
@@ -279,9 +357,14 @@ def step_kernel(
                 tl.store(radius + row, start_norm)
             tl.store(bad + row, tl.where(finite, 0, 1))
             tl.store(skipped + row, tl.load(skipped + row) + tl.where(finite, 0, 1))
-            if (RULE == ADAM) | (RULE == MOMENTUM):
-                tl.store(power1 + row, tl.load(power1 + row) * beta1)
-                tl.store(power2 + row, tl.load(power2 + row) * beta2)
+            if (RULE != SGD_AMOM) & FIRST:
+                p1, p2, t = _advanced(
+                    tl.load(power1 + row), tl.load(power2 + row), tl.load(age + row), beta1, beta2, shrink, RULE
+                )
+                tl.store(power1 + row, p1)
+                tl.store(power2 + row, p2)
+                if (RULE == NADAM) | (RULE == RADAM):
+                    tl.store(age + row, t)
             tl.debug_barrier()
             tl.atomic_xchg(ready + segment, 1, sem="release")
     else:
@@ -292,9 +375,12 @@ def step_kernel(
         b = tl.load(coefficient_b + segment, cache_modifier=".cg")
         bias1 = tl.full((), 1.0, TC)
         bias2 = tl.full((), 1.0, TC)
-        if RULE == ADAM:
-            bias1 = (1.0 - tl.load(power1 + row, cache_modifier=".cg")).to(TC)
-            bias2 = tl.sqrt(1.0 - tl.load(power2 + row, cache_modifier=".cg")).to(TC)
+        third = tl.full((), 1.0, TC)
+        if FIRST & SECOND:
+            p1 = tl.load(power1 + row, cache_modifier=".cg")
+            p2 = tl.load(power2 + row, cache_modifier=".cg")
+            t = tl.load(age + row, cache_modifier=".cg")
+            bias1, bias2, third = _corrections(p1, p2, t, beta1, beta2, shrink, RULE, TC)
         tl.debug_barrier()
         # The last to read the flag resets it, so that the next launch finds everything as this one did.
         if tl.atomic_add(left + segment, 1, sem="acq_rel") == chunks - 1:
@@ -307,20 +393,21 @@ def step_kernel(
                 for i in tl.range(0, blocks, num_stages=STAGES):
                     _update_block(
                         pw, pg, pm, pv, i * BLOCK + tl.arange(0, BLOCK), n, a.to(tl.float32), b.to(tl.float32),
-                        moved, decay, mu, eps, bias1, bias2,
-                        RULE, NESTEROV, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, tl.float32, False,
+                        moved, decay, mu, eps, bias1, bias2, third,
+                        RULE, FIRST, SECOND, AGAIN, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, tl.float32, False,
                     )  # fmt: skip
                 if n > blocks * BLOCK:
                     _update_block(
                         pw, pg, pm, pv, blocks * BLOCK + tl.arange(0, BLOCK), n, a.to(tl.float32),
-                        b.to(tl.float32), moved, decay, mu, eps, bias1, bias2,
-                        RULE, NESTEROV, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, tl.float32, True,
+                        b.to(tl.float32), moved, decay, mu, eps, bias1, bias2, third,
+                        RULE, FIRST, SECOND, AGAIN, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, tl.float32, True,
                     )  # fmt: skip
             else:
                 for i in range(tl.cdiv(n, BLOCK)):
                     _update_block(
                         pw, pg, pm, pv, i * BLOCK + tl.arange(0, BLOCK), n, a, b, moved, decay, mu, eps, bias1,
-                        bias2, RULE, NESTEROV, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, tl.float64, True,
+                        bias2, third,
+                        RULE, FIRST, SECOND, AGAIN, MAXIMIZE, DECOUPLED, ZERO, TW, TG, TC, tl.float64, True,
                     )  # fmt: skip
 
 
@@ -332,7 +419,7 @@ _FOLD = 4
 _STAGES = 3
 
 # The positions of the arguments that change from step to step, in the kernel's list.
-_POINTERS, _NUMBERS, _LR = 1, 15, 16
+_POINTERS, _NUMBERS, _LR = 1, 16, 17
 
 
 @dataclass(frozen=True)
@@ -346,7 +433,8 @@ class Hyper:
     beta2: float = 0.0
     eps: float = 0.0
     along: float = 0.0
-    nesterov: bool = False
+    momentum_decay: float = 0.0
+    noise: float = 0.0
     maximize: bool = False
     decoupled: bool = False
 
@@ -425,7 +513,7 @@ class Launch:
             self._addresses.provide()
         if isinstance(lr, Tensor) and lr.device.type == "cpu" != self.device.type:
             lr = lr.item()  # known on the host, and out of reach for a kernel
-        key = (rule, hyper.nesterov, hyper.maximize, hyper.decoupled, law, zero, id(ledger), self.aligned)
+        key = (rule, hyper.maximize, hyper.decoupled, law, zero, id(ledger), self.aligned)
         known = None if isinstance(lr, Tensor) else self._compiled.get(key)
         if known is None:
             arguments = self._arguments(rule, hyper, lr, ledger, law, zero)
@@ -451,9 +539,9 @@ class Launch:
         return [
             self.items, self.pointers, self.n_segments, self.partial, self.done, self.ready, self.left,
             self.a, self.b, ledger.multiplier, ledger.radius, ledger.skipped, ledger.bad, ledger.power1,
-            ledger.power2, self._numbers(hyper, law), *in_two(0.0 if on_device else float(lr)),
+            ledger.power2, ledger.age, self._numbers(hyper, law), *in_two(0.0 if on_device else float(lr)),
             lr if on_device else ledger.radius,
-            RULES[rule], hyper.nesterov, hyper.maximize, hyper.decoupled,
+            _NUMBER[rule], *RULES[rule], hyper.maximize, hyper.decoupled,
             on_device, law.project, law.scale == "relative", law.reproject, law.growth is not None, zero,
             TANGENT_FLOOR, tw, tg, tm, tv, tl.float64 if tw == tl.float64 else tl.float32,
             self.aligned, self.chunk, _BLOCK, _FOLD, _STAGES,
@@ -463,7 +551,7 @@ class Launch:
         """Return the hyperparameters in float64 on the device: kernel arguments would be rounded to float32."""
         values = (
             hyper.decay, hyper.momentum, 1.0 - hyper.dampening, hyper.beta1, hyper.beta2, hyper.eps,
-            law.growth or 0.0, hyper.along,
+            law.growth or 0.0, hyper.along, hyper.momentum_decay * math.log2(0.96), hyper.noise,
         )  # fmt: skip
         if self._uploaded is None or self._uploaded[0] != values:
             if is_capturing():

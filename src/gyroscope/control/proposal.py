@@ -45,7 +45,7 @@ class Rule:
         reads_weights: whether the rule needs the values of the weights for more than weight decay.
         kernel: the name of the rule in the fused kernel, if it has one.
         first: the name of the state that holds the running mean of gradients, if there is one.
-        second: the name of the state that holds the running mean (or sum) of squares, if there is one.
+        second: the name of the state that holds the running mean (or sum, or maximum) of squares, if there is one.
     """
 
     decay: Decay = "coupled"
@@ -62,10 +62,10 @@ _RULES: dict[type[Optimizer], Rule] = {
     torch.optim.AdamW: Rule(decay="decoupled", kernel="adam", first="exp_avg", second="exp_avg_sq"),
     torch.optim.RMSprop: Rule(kernel="rmsprop", second="square_avg"),
     torch.optim.Adagrad: Rule(kernel="adagrad", second="sum"),
-    torch.optim.NAdam: Rule(),
-    torch.optim.RAdam: Rule(),
+    torch.optim.NAdam: Rule(kernel="nadam", first="exp_avg", second="exp_avg_sq"),
+    torch.optim.RAdam: Rule(kernel="radam", first="exp_avg", second="exp_avg_sq"),
+    torch.optim.Adamax: Rule(kernel="adamax", first="exp_avg", second="exp_inf"),
     torch.optim.Adadelta: Rule(),
-    torch.optim.Adamax: Rule(),
     torch.optim.Rprop: Rule(decay="none"),
 }
 if hasattr(torch.optim, "Muon"):  # torch 2.9
@@ -103,8 +103,8 @@ def kernel_of(rule: Rule, group: Group) -> str | None:
         momentum = group["momentum"]
         if isinstance(momentum, torch.Tensor):
             return None
-        return "momentum" if momentum != 0 else "sgd"
-    if rule.kernel == "adam" and any(isinstance(beta, torch.Tensor) for beta in group["betas"]):
+        return "sgd" if momentum == 0 else "nesterov" if group["nesterov"] else "momentum"
+    if any(isinstance(beta, torch.Tensor) for beta in group.get("betas", ())):
         return None
     return rule.kernel
 
@@ -118,12 +118,16 @@ _ROUNDINGS = 8.0
 
 @dataclass
 class Proposal:
-    """The displacements s = `displacements` + `along` · w of the parameters of one group."""
+    """The displacements s = `displacements` + `along` · w of the parameters of one group.
+
+    If `stepped`, `displacements` holds copies of the weights that the optimizer has stepped, and s = copy − w.
+    """
 
     params: list[Tensor] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     displacements: list[Tensor] = field(default_factory=list)
     along: float = 0.0
+    stepped: bool = False
 
 
 class Proposer:
@@ -155,6 +159,7 @@ class Proposer:
         hidden: Collection[int] = (),
         frozen: Sequence[int] = (),
         closure: Callable[[], Any] | None = None,
+        subtract: bool = True,
     ) -> tuple[list[Proposal], Any]:
         """Let the optimizer step, and catch what it does to the parameters at `positions` of each group.
 
@@ -164,6 +169,7 @@ class Proposer:
             frozen: groups whose other parameters are restored.
             closure: passed on to an optimizer that reads the weights, which may call it several times; otherwise the
                 caller has evaluated it.
+            subtract: return no proposal that is `stepped`.
         """
         groups = self.optimizer.param_groups
         proposals = [Proposal() for _ in groups]
@@ -190,6 +196,8 @@ class Proposer:
             finally:
                 for action in reversed(undo):
                     action()
+        for proposal in proposals if subtract else ():
+            self.subtract(proposal)
         return proposals, loss
 
     def _redirect(
@@ -234,14 +242,21 @@ class Proposer:
                 p.data = buffer
 
         def take() -> None:
-            if self.reads_weights:
-                for buffer, w in zip(buffers, weights, strict=True):
-                    buffer.sub_(w.to(buffer.dtype))
-                if self.only_direction:
-                    _leave_out_roundings(buffers, weights)
             proposal.displacements = buffers
+            proposal.stepped = self.reads_weights
 
         return take
+
+    def subtract(self, proposal: Proposal) -> None:
+        """Turn stepped copies of the weights into displacements."""
+        if not proposal.stepped:
+            return
+        weights = [p.detach() for p in proposal.params]
+        for copy, w in zip(proposal.displacements, weights, strict=True):
+            copy.sub_(w.to(copy.dtype))
+        if self.only_direction:
+            _leave_out_roundings(proposal.displacements, weights)
+        proposal.stepped = False
 
     def _take_decay_out(self, group: dict[str, Any], proposal: Proposal, undo: list[Callable[[], None]]) -> None:
         how, decay = decay_of(self.rule, group)
@@ -337,11 +352,16 @@ def _at_least_float32(w: Tensor) -> Tensor:
     return w.to(torch.float32 if w.dtype in _LOW else w.dtype, copy=True)
 
 
+def roundings(dtype: torch.dtype) -> float:
+    """Return the length of a displacement, as a share of the weights, up to which it has no direction."""
+    return _ROUNDINGS * torch.finfo(dtype).eps
+
+
 def _leave_out_roundings(moves: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
     """Set displacements to NaN that are not zero, but too short compared with the weights to have a direction."""
     for move, w in zip(moves, weights, strict=True):
         length = torch.linalg.vector_norm(move)
-        shortest = torch.linalg.vector_norm(w, dtype=move.dtype) * (_ROUNDINGS * torch.finfo(move.dtype).eps)
+        shortest = torch.linalg.vector_norm(w, dtype=move.dtype) * roundings(move.dtype)
         move.masked_fill_((length > 0) & (length <= shortest), torch.nan)
 
 

@@ -139,8 +139,10 @@ class Ledger:
         radius: ‖w₀‖, and −1 before the first step.
         skipped: the number of steps that were skipped because something was not finite.
         bad: 1 if the last step was skipped.
-        power1: β₁ᵗ of an inner rule with bias correction; for momentum 1 before the first step, then 0.
+        power1: β₁ᵗ of an inner rule with bias correction, for NAdam the product of its μ; for momentum 1 before the
+            first step, then 0.
         power2: β₂ᵗ of an inner rule with bias correction.
+        age: t, the number of steps of an inner rule with bias correction.
         first: for weights that begin at zero, the length of their first step by their rate; else 0.
         moments: for norms that are learned, the running means of d and d², d = ∂loss/∂ln‖w‖, and their number of steps.
     """
@@ -151,6 +153,7 @@ class Ledger:
     bad: Tensor
     power1: Tensor
     power2: Tensor
+    age: Tensor
     first: Tensor
     moments: Tensor
 
@@ -169,6 +172,7 @@ class Ledger:
             bad=torch.zeros(rows, dtype=torch.int64, device=device),
             power1=torch.ones(rows, dtype=exact, device=device),
             power2=torch.ones(rows, dtype=exact, device=device),
+            age=torch.zeros(rows, dtype=exact, device=device),
             first=torch.zeros(rows, dtype=exact, device=device),
             moments=torch.zeros(rows, 3, dtype=exact, device=device),
         )
@@ -377,7 +381,7 @@ class Steering:
         self.ledgers = {}
         for device, ledger in old.items():
             new = self.ledgers[device] = Ledger.blank(self.roster.rows, device)
-            for name in ("radius", "skipped", "bad", "power1", "power2", "first", "moments"):
+            for name in ("radius", "skipped", "bad", "power1", "power2", "age", "first", "moments"):
                 getattr(new, name)[: len(ledger.radius)] = getattr(ledger, name)
         self._drivers.clear()
         self.write_multipliers()
@@ -509,6 +513,7 @@ class Steering:
                 hidden={i for i in range(len(groups)) if i not in seen},
                 frozen=asked if self.others == "frozen" else (),
                 closure=closure,
+                subtract=False,
             )
         return {i: proposals[i] for i in asked}, loss
 
@@ -519,7 +524,10 @@ class Steering:
         entries = [self.roster.groups[i][j] for j in proposal.positions]
         work = Work(self.inner.param_groups[i], proposal.params, [], entries)
         self._drivers.pop(i, None)  # its count of steps is behind now
-        if self._kernel_runs(work):
+        runs = self._kernel_runs(work)
+        if not runs or any(n > 1 for n in work.counts):  # whether a change is mere rounding is asked of whole layers
+            self.proposer.subtract(proposal)
+        if runs:
             from gyroscope.control.fast import Given
 
             driver = self._drivers.setdefault(("given", i), Given())
