@@ -327,7 +327,7 @@ def magnitude_verdicts(courses: Courses) -> list[Verdict]:
                 Verdict(
                     f"from He's start the magnitude of the layer {what} of Plain is stable across layers",
                     "stable",
-                    f"λmax({FACTORS[name]}) differs by a factor of {_over_time(its)} between layers",
+                    f"λmax({FACTORS[name]}) differs between layers by a factor of {_over_time(its)}",
                     max(its) <= APART,
                 )
             )
