@@ -111,6 +111,7 @@ class Study:
         conclude: makes the report, once these trials are done.
         beside: the seconds that it takes in addition to its trials, by scale, where they are many and were measured: on
             one core of a CPU, or at full scale on an H200.
+        seeds: the seeds of each configuration, by scale, of a study that trains without trials.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Study:
     trials: Callable[[Lab], Sequence[Trial]]
     conclude: Callable[[Lab], Report]
     beside: Mapping[str, float] = field(default_factory=dict, compare=False)
+    seeds: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def run(self, lab: Lab) -> Report:
         """Run the trials that have no result yet, and return the report; see `Verdict.over` for what it leaves open."""

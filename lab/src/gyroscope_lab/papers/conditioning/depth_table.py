@@ -320,7 +320,7 @@ def _of_errors(found: Mapping[Network, Cell], *, full: bool, data: str) -> list[
         _degenerates(_column(found, "ResNet")),
         _below(last, _error, f"of {_DEEPEST} layers PreResNet has a lower test error than PreResNet_v1",
                (form.format(*(told[Network(name, _DEEPEST)][0] for name in ("PreResNet", "PreResNet_v1"))), form),
-               ("PreResNet", "PreResNet_v1"), full=full, noise=_noise),
+               ("PreResNet", "PreResNet_v1"), full=full, noise=_noise, depths=[_DEEPEST]),
         _below(found, _error, "ResNet_LastBN has a lower test error than PreResNet at every depth",
                (compared("ResNet_LastBN", "PreResNet"), form), ("ResNet_LastBN", "PreResNet"), full=full,
                noise=_noise),
@@ -412,6 +412,7 @@ def _below(
     *,
     full: bool,
     noise: Value = lambda cell: 0.0,
+    depths: Sequence[int] = DEPTHS["full"],
 ) -> Verdict:
     """The verdict on whether the first is below the second at every depth that has both."""
     told, form = words
@@ -419,7 +420,7 @@ def _below(
     both = {depth: (first[depth], second[depth]) for depth in first if depth in second}
     here = "; ".join(f"{depth}: {form.format(value(a), value(b))}" for depth, (a, b) in both.items()) or "–"
     holds = _all_below(list(both.values()), value, noise) if full else None
-    return Verdict(says, told, here, holds, over=_among(*names))
+    return Verdict(says, told, here, holds, over=_among(*names, depths=depths))
 
 
 def _degenerates(column: Sequence[tuple[int, Cell]]) -> Verdict:
@@ -430,12 +431,12 @@ def _degenerates(column: Sequence[tuple[int, Cell]]) -> Verdict:
     return Verdict(says, "so", _listed(column, _error), _all_below(pairs, _error, _noise), over=_among("ResNet"))
 
 
-def _among(*architectures: str) -> Callable[[Trial], bool]:
-    """The trainings of table 1 of these architectures, at all depths."""
+def _among(*architectures: str, depths: Sequence[int] = DEPTHS["full"]) -> Callable[[Trial], bool]:
+    """The trainings of table 1 of these architectures at these depths."""
 
     def over(trial: Trial) -> bool:
         network = network_of(trial.task)
-        return trial.recipe == SGD and network.architecture in architectures and network.depth <= _DEEPEST
+        return trial.recipe == SGD and network.architecture in architectures and network.depth in depths
 
     return over
 

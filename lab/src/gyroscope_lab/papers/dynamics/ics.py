@@ -513,5 +513,5 @@ def conclude(lab: Lab) -> Report:
 
 STUDIES = (
     Study("dynamics/ics", "Section 3: uncentred activations, the outliers of the curvature, and their cost", trials,
-          conclude),
+          conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip
