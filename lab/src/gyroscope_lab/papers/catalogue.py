@@ -49,6 +49,7 @@ _MODULES = (
     "conditioning.very_deep",
     "conditioning.depth_table",
     "conditioning.imagenet_lastbn",
+    "dynamics.adagrad",
     "dynamics.ics",
     "dynamics.knockout",
     "dynamics.mechanism1",
