@@ -42,6 +42,7 @@ _MODULES = (
     "rotation.tuned_rates",
     "rotation.rescaled",
     "conditioning.exact",
+    "conditioning.proximal",
     "conditioning.trained_perceptrons",
     "conditioning.weight_domination",
     "conditioning.gradient_explosion",
