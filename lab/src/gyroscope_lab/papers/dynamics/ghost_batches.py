@@ -215,8 +215,8 @@ def report(sizes: Sequence[int], runs: Mapping[int, Sequence[dict[str, Any]]]) -
                   by_group),
         ),
         (
-            Verdict("the noise of batch normalization falls as 1/|B|", "the batch size affects its amount",
-                    f"as |B|^{fits['start']:.2f} at the start, |B|^{fits['end']:.2f} after training",
+            Verdict("the noise of batch normalization falls as 1/B, B the batch size", "the batch size affects it",
+                    f"as B^{fits['start']:.2f} at the start, B^{fits['end']:.2f} after training",
                     all(abs(value + 1) <= _NEAR for value in fits.values())),
             Verdict("layer normalization has no such noise", "independent of the batch",
                     f"{layer:.1g} of the variance over examples", layer < 1e-12),
