@@ -274,7 +274,7 @@ def test_numbers_are_printed_and_what_there_is_not_is_a_dash(monkeypatch):
     )
     pretend(monkeypatch, {"one/fig1": one})
     assert rows(run("one/fig1")) == [
-        ["[bold] is not markup", "1", "2", "undecided at this scale"],
+        ["[bold] is not markup", "1", "2", "undecided"],
         ["a", "1.50"],
         ["b", "–"],
     ]

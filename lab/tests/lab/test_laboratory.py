@@ -67,6 +67,34 @@ def test_kept_seeds_of_a_full_scale_configuration_are_used_and_not_missed(tmp_pa
     assert "Shown in part" not in study.page(known, study.run(known))
 
 
+def kept(lab, trials, **options):
+    for one in map(lab.trial, trials):
+        lab.archive.folder(one).mkdir(parents=True)
+        made(one, **options).write(lab.archive.folder(one) / "result.json", one.description)
+
+
+def test_a_verdict_over_trainings_that_are_missing_is_undecided(tmp_path):
+    """On a task whose trainings are all there it is decided, and about all tasks it is not."""
+    study = study_called("rotation/fig9")
+    known = lab(tmp_path, "full", known=True, precision="bf16")
+    wanted = study.trials(replace(known, known=False))
+    rates = [one for one in wanted if one.task.name == "c10-cnn1" and not one.recipe.alpha]
+    kept(known, rates)
+    kept(known, [one for one in wanted if one.task.name == "c100-resnet" and one.recipe.rate < 0.1])
+    [said] = study.run(known).verdicts
+    assert (said.says[:9], said.word) == ("c10-cnn1:", "not shown")
+    assert "missing" not in said.here
+    [skewed, *_] = [one for one in wanted if one.task.name == "c10-cnn1" and one.recipe.alpha]
+    kept(known, [skewed])
+    assert study.run(known).verdicts == (said,)
+    table = study_called("rotation/table6")
+    asked = replace(known, only=("c10-cnn1",))
+    kept(known, table.trials(replace(asked, known=False)))
+    [said] = table.run(asked).verdicts
+    assert (said.here, said.word) == ("2 of 2 (8 of 10 trainings are missing)", "undecided")
+    assert table.conclude(asked).verdicts[0].holds is True
+
+
 def test_those_tasks_are_taken_that_were_asked_for(tmp_path):
     names = ["c10-cnn1", "c100-resnet", "tiny-cnn"]
     chosen = lab(tmp_path, "full", only=("tiny-cnn", "c10-cnn1")).tasks(names)

@@ -51,7 +51,7 @@ def test_without_verdicts_nothing_is_concluded(lab):
 def test_the_smoke_scale_trains_five_cases_and_keeps_their_verdicts(lab, tmp_path):
     report = study(STUDY).run(lab)
     assert report.numbers == {"cases": 5, "held_out": 5}
-    assert {one.word for one in report.verdicts} == {"undecided at this scale"}
+    assert {one.word for one in report.verdicts} == {"undecided"}
     kept = lab.archive.root / "diagnosis-smoke.jsonl"
     before = kept.read_text()
     assert len(before.splitlines()) == 5

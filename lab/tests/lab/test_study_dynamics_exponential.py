@@ -39,7 +39,7 @@ def test_at_full_scale_mnist_is_trained_and_rates_stay_within_float32():
     assert (full.source, full.pixels, full.width) == ("mnist", 784, 784)
     growth = -2 * full.steps * np.log10(1 - full.rate * full.decay)
     assert 6 < growth < 38
-    assert [pair.way for pair in pairs(full)].count("exponential") == 4
+    assert [pair.way for pair in pairs(full)].count("exponential") == 5
     assert sum(not pair.setting.double for pair in pairs(full)) == 2
 
 
@@ -65,8 +65,18 @@ def test_a_training_is_that_of_a_loop_by_hand(way):
     assert torch.get_num_threads() >= 1
 
 
-def test_at_smoke_scale_all_is_shown_but_a_constant_effective_rate_which_is_still_under_way(found):
-    assert [one.holds for one in found.verdicts] == [True, True, False, None, True, True]
+def test_at_smoke_scale_all_is_shown_but_an_equilibrium_from_a_random_start_which_is_still_under_way(found):
+    assert [one.holds for one in found.verdicts] == [True, True, True, None, True, True]
+
+
+def test_a_training_may_begin_where_weight_decay_has_led():
+    """Ten steps and then ten more are twenty, but for the batches, which begin anew."""
+    split = Source("digits").load()
+    setting = replace(SETTING, steps=10, every=10)
+    first, second = (train(one, "decay", split) for one in (setting, replace(setting, before=10)))
+    assert second.norms[0] == pytest.approx(first.norms[-1], rel=1e-14)
+    torch.testing.assert_close(second.outputs[0], first.outputs[-1], rtol=1e-10, atol=1e-12)
+    assert second.norms[-1] != pytest.approx(first.norms[-1], rel=1e-3)
 
 
 def test_outputs_that_are_never_a_hundredth_apart_are_said_to_be_so_at_no_step(found):
@@ -103,7 +113,7 @@ def test_twins_that_differ_are_said_to():
     other = course(np.ones((3, 2, 2)) + 0.5, [[2.0], [1.5], [1.0]])
     twins = compare(setting, one, other)
     assert twins.apart == [0.5] * 3
-    told = report(pairs(setting), [twins] * 7)
+    told = report(pairs(setting), [twins] * 9)
     assert [one.holds for one in told.verdicts] == [False, False, False, None, True, True]
 
 
@@ -122,7 +132,7 @@ def test_an_effective_rate_is_constant_that_stays_and_comes_to_rest_where_it_sta
     setting = Setting("digits", 64, 8, 0.3, 0.03, steps=70)
     one = course(np.ones((8, 2, 2)), [[1.0]] * 8)
     twins = compare(setting, one, replace(one, rates=np.array(rates)))
-    assert [said.holds for said in report(pairs(setting), [twins] * 7).verdicts[2:4]] == verdicts
+    assert [said.holds for said in report(pairs(setting), [twins] * 9).verdicts[2:4]] == verdicts
 
 
 def test_outputs_that_are_no_numbers_are_refused():
@@ -146,5 +156,5 @@ def test_pairs_are_kept_and_read_again(lab, found, tmp_path):
 
 def test_the_report_on_the_exponential_schedule_is_strict_json_with_three_panels(lab, found):
     json.dumps(STUDY.as_json(lab, found), allow_nan=False)
-    assert [len(ax.lines) for ax in found.figures["figure"].axes] == [7, 2, 3]
-    assert [row[4] for row in found.tables[0].rows] == [None] * 7
+    assert [len(ax.lines) for ax in found.figures["figure"].axes] == [9, 2, 4]
+    assert [row[4] for row in found.tables[0].rows] == [None] * 9

@@ -21,6 +21,7 @@ from gyroscope_lab.papers.dynamics.ics import (
     centred_at,
     network,
     report,
+    steps_apart,
     trained,
     training,
 )
@@ -32,6 +33,8 @@ from gyroscope_lab.training.task import Task
 
 [STUDY] = STUDIES
 PLAN = PLANS["smoke"]
+# The distance of losses with moved inputs, by K-FAC's damping.
+STEPS = {0.0: 1e-9, 0.03: 0.01}
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +119,16 @@ def test_batch_normalization_and_the_quasi_diagonal_do_not_see_where_the_inputs_
     assert by["SGD", 0.0][-1] < by["SGD", 2.0][-1]
 
 
+def test_undamped_kfac_takes_the_same_steps_wherever_the_inputs_are_and_damped_kfac_does_not(lab, found):
+    apart = steps_apart(lab)
+    assert apart[0.0] < 1e-8 < 1e-3 < apart[0.03]
+    [said] = [one for one in found.verdicts if "undamped" in one.says]
+    assert said.holds
+    spectra, curves = found.numbers["spectra"], [curve(method, moved, 1.0) for method in PLAN.rates for moved in (0, 2)]
+    told = verdicts(report(2.0, 0.5, curves, spectra, {0.0: 0.01, 0.03: 0.01}))
+    assert told["undamped K-FAC takes the same steps wherever the inputs are"] is False
+
+
 def test_at_full_scale_mnist_is_learned_at_rates_three_apart():
     plan = PLANS["full"]
     assert (plan.source, plan.schedule.batch) == (Source("mnist"), 128)
@@ -178,7 +191,7 @@ def test_outliers_are_gone_that_are_no_larger_than_those_of_centred_inputs(found
     spectra = dict(found.numbers["spectra"])
     spectra |= {FIXED: largest(10.0), CENTRED: largest(centred), THROUGH: largest(through)}
     curves = [curve(method, moved, 1.0) for method in PLAN.rates for moved in (0.0, 2.0)]
-    [said] = [one for one in report(2.0, 0.5, curves, spectra).verdicts if "the effect of the means" in one.says]
+    [said] = [one for one in report(2.0, 0.5, curves, spectra, STEPS).verdicts if "the effect of the means" in one.says]
     assert said.holds is holds
     assert f"It is then {through:.0f} and {through:.0f} times" in said.here
 
@@ -195,8 +208,9 @@ def test_a_cost_that_stays_and_one_that_cannot_be_told_are_told_apart(found):
     def gone(plain, others):
         curves = [curve("SGD", 0.0, 1.0), curve("SGD", 2.0, plain)]
         curves += [curve(method, moved, 1.0 if not moved else others) for method in methods for moved in (0.0, 2.0)]
-        told = verdicts(report(2.0, 0.5, curves, spectra))
-        return {told[f"{method} removes the cost of the means"] for method in methods}
+        told = verdicts(report(2.0, 0.5, curves, spectra, STEPS))
+        names = ("SGD, BN", "quasi-diagonal", "K-FAC, damped,")
+        return {told[f"{name} removes the cost of the means"] for name in names}
 
     assert gone(2.0, 1.05) == {True}
     assert gone(2.0, 1.5) == {False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -58,7 +58,9 @@ class Verdict:
         says: the claim, in words.
         paper: the paper's number, or its observation.
         here: ours.
-        holds: True if the claim is shown, False if not, None if this scale cannot tell.
+        holds: True if the claim is shown, False if not, None if that is undecided.
+        over: tells the trainings that the claim is about from the others of the study; by default all are. While one of
+            them is missing, the claim is undecided: `Study.run` sees to it.
 
     >>> Verdict("the best rate is 3^-3", paper="88.45 %", here="88.35 %", holds=True).word
     'shown'
@@ -68,11 +70,17 @@ class Verdict:
     paper: str
     here: str
     holds: bool | None
+    over: Callable[[Trial], bool] = field(default=lambda trial: True, compare=False, repr=False)
 
     @property
     def word(self) -> str:
         """The conclusion in a word or two."""
-        return "undecided at this scale" if self.holds is None else "shown" if self.holds else "not shown"
+        return "undecided" if self.holds is None else "shown" if self.holds else "not shown"
+
+
+def on_task(name: str, verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Return verdicts that are about the trainings on the task called `name` alone."""
+    return [replace(one, over=lambda trial: trial.task.name == name) for one in verdicts]
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,7 @@ class Study:
         conclude: makes the report, once these trials are done.
         beside: the seconds that it takes in addition to its trials, by scale, where they are many and were measured: on
             one core of a CPU, or at full scale on an H200.
+        seeds: the seeds of each configuration, by scale, of a study that trains without trials.
     """
 
     name: str
@@ -110,12 +119,13 @@ class Study:
     trials: Callable[[Lab], Sequence[Trial]]
     conclude: Callable[[Lab], Report]
     beside: Mapping[str, float] = field(default_factory=dict, compare=False)
+    seeds: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def run(self, lab: Lab) -> Report:
-        """Run the trials that have no result yet, and return the report."""
+        """Run the trials that have no result yet, and return the report; see `Verdict.over` for what it leaves open."""
         lab.run(lab.held(self.trials(lab)))
         try:
-            return self.conclude(lab)
+            return self._decided(lab, self.conclude(lab))
         except (LookupError, ValueError, LabError) as error:
             missing = self.not_trained(lab)
             if not missing:
@@ -125,6 +135,19 @@ class Study:
                 f"The study cannot be shown in part: {len(missing)} trainings are not in {lab.archive.root}, such as "
                 f"{missing[0]} in {precision}. Train them first (leave --known out)."
             ) from error
+
+    def _decided(self, lab: Lab, report: Report) -> Report:
+        """The report, in which verdicts over trainings that are missing, or on tasks not asked for, are undecided."""
+        used = set(lab.held(self.trials(lab)))
+        wanted = self.trials(replace(lab, known=False, only=()))
+
+        def decided(one: Verdict) -> Verdict:
+            its = [trial for trial in wanted if one.over(trial)]
+            missing = sum(trial not in used for trial in its)
+            here = f"{one.here} ({missing} of {len(its)} trainings are missing)"
+            return replace(one, here=here, holds=None) if missing else one
+
+        return replace(report, verdicts=tuple(map(decided, report.verdicts)))
 
     def refuse_to_replace(self, lab: Lab, out: Path | str) -> None:
         """Reject a folder that holds this study at a larger scale, which may have taken hours on a GPU."""
@@ -169,7 +192,10 @@ class Study:
             "python": platform.python_version(),
             "concluded_on": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "not_trained": self.not_trained(lab),
-            "findings": [{**asdict(verdict), "verdict": verdict.word} for verdict in report.verdicts],
+            "findings": [
+                {"says": one.says, "paper": one.paper, "here": one.here, "holds": one.holds, "verdict": one.word}
+                for one in report.verdicts
+            ],
             "tables": [clean(asdict(table), digits=7) for table in report.tables],
             "numbers": clean(report.numbers, digits=7),
         }

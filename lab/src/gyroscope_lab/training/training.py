@@ -361,8 +361,8 @@ def why_end(task: Task, *, loss: Sequence[float], accuracy: Sequence[float], cop
     """Return the reason why a training ends after its epochs so far, or None if it continues.
 
     These are the rules of the papers' authors. A training ends if the loss is not finite. With `stop_at`, it ends if
-    the loss is at most that, or is the same in three consecutive epochs. With `fails`, it ends if the accuracy is at
-    most that in that epoch. A training that copies rates ends when they end.
+    the loss is at most that, or has not changed for three epochs, so that four losses are equal. With `fails`, it ends
+    if the accuracy is at most that in that epoch. A training that copies rates ends when they end.
 
     Args:
         task: the task, with its `stop_at` and `fails`.
@@ -379,7 +379,7 @@ def why_end(task: Task, *, loss: Sequence[float], accuracy: Sequence[float], cop
         return f"diverged: the loss is {loss[-1]} in epoch {epoch}; lower the rate"
     if task.stop_at is not None and loss[-1] <= task.stop_at:
         return f"the loss has reached {task.stop_at:g} in epoch {epoch}"
-    if task.stop_at is not None and epoch >= 3 and len(set(loss[-3:])) == 1:
+    if task.stop_at is not None and epoch >= 4 and len(set(loss[-4:])) == 1:
         return f"the loss has not changed for three epochs, in epoch {epoch}"
     if task.fails is not None and epoch == task.fails[0] + 1 and accuracy[-1] <= task.fails[1]:
         return f"does not learn: the training accuracy is {accuracy[-1]:.3f} in epoch {epoch}"

@@ -83,14 +83,13 @@ LAST_LOSS = {Network("ResNet", 56): 0.081, Network("ResNet_LastBN", 56): 0.043}
 
 
 def curves(lab: Lab) -> list[Trial]:
-    """Return the trials of figure 8: the first seed.
+    """Return the trials of figure 8: those of table 1 that it shows, since one seed decides little.
 
     >>> from gyroscope_lab.training.archive import Archive
-    >>> [one.task.model for one in curves(Lab(Archive("runs"), "full"))][-2:]
-    ['resnet-1202', 'resnet-lastbn-1202']
+    >>> [(one.task.model, one.seed) for one in curves(Lab(Archive("runs"), "full"))][-2:]
+    [('resnet-1202', 5), ('resnet-lastbn-1202', 5)]
     """
-    its = networks(FIGURE8, DEPTHS[lab.scale])
-    return [trial(lab, "c10-deep", network, SEEDS[lab.scale][0]) for network in its]
+    return _every(lab, "c10-deep", FIGURE8)
 
 
 def table1_trials(lab: Lab) -> list[Trial]:
@@ -142,25 +141,26 @@ def trial(lab: Lab, task: str, network: Network, seed: int) -> Trial:
     return Trial(its.lasting(_SMOKE_EPOCHS) if lab.scale == "smoke" else its, SGD, seed)
 
 
-def _every(lab: Lab, task: str) -> list[Trial]:
+def _every(lab: Lab, task: str, architectures: Sequence[str] = tuple(ARCHITECTURES)) -> list[Trial]:
     """Depth by depth and seed by seed, so that results can be compared before all are done."""
     return [
         trial(lab, task, network, seed)
         for depth in DEPTHS[lab.scale]
         for seed in SEEDS[lab.scale]
-        for network in networks(list(ARCHITECTURES), [depth])
+        for network in networks(architectures, [depth])
     ]
 
 
 def figure8(lab: Lab) -> Report:
     """Report training loss by epoch: ResNets, and ResNets with batch normalization before the last layer."""
     found = _by_network(lab, curves(lab))
-    columns = ("network", "last training loss here", "paper", "mean until the first cut of the rate")
+    columns = ("network", "last training loss here", "paper", "mean until the first cut of the rate", "seeds")
     rows = []
     for network, cell in found.items():
         told = LAST_LOSS.get(network) if lab.scale == "full" else None
         # As text, since two digits would not tell them apart.
-        rows.append((str(network), f"{cell.loss[-1]:.3g}", told and f"{told:.3f}", f"{_early(cell):.3g}"))
+        last, early = f"{cell.loss[-1]:.3g}", f"{_early(cell):.3g}"
+        rows.append((str(network), last, told and f"{told:.3f}", early, len(cell.results)))
     return Report(
         {"figure": _draw_losses(found, FIGURE8)},
         (Table("Training loss", columns, tuple(rows)),),
@@ -320,7 +320,7 @@ def _of_errors(found: Mapping[Network, Cell], *, full: bool, data: str) -> list[
         _degenerates(_column(found, "ResNet")),
         _below(last, _error, f"of {_DEEPEST} layers PreResNet has a lower test error than PreResNet_v1",
                (form.format(*(told[Network(name, _DEEPEST)][0] for name in ("PreResNet", "PreResNet_v1"))), form),
-               ("PreResNet", "PreResNet_v1"), full=full, noise=_noise),
+               ("PreResNet", "PreResNet_v1"), full=full, noise=_noise, depths=[_DEEPEST]),
         _below(found, _error, "ResNet_LastBN has a lower test error than PreResNet at every depth",
                (compared("ResNet_LastBN", "PreResNet"), form), ("ResNet_LastBN", "PreResNet"), full=full,
                noise=_noise),
@@ -358,14 +358,17 @@ def _listed(column: Sequence[tuple[int, Cell]], value: Value) -> str:
 
 def _climbs(column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool) -> Verdict:
     holds = all(value(a) < value(b) for (_, a), (_, b) in pairwise(column))
-    return Verdict(says, "so", _listed(column, value), holds if full and len(column) > 1 else None)
+    return Verdict(
+        says, "so", _listed(column, value), holds if full and len(column) > 1 else None, over=_among("ResNet")
+    )
 
 
 def _falls(
     column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool, noise: Value = lambda cell: 0.0
 ) -> Verdict:
     pairs = [(deeper, shallower) for (_, shallower), (_, deeper) in pairwise(column)]
-    return Verdict(says, "so", _listed(column, value), _all_below(pairs, value, noise) if full else None)
+    holds = _all_below(pairs, value, noise) if full else None
+    return Verdict(says, "so", _listed(column, value), holds, over=_among("ResNet_LastBN"))
 
 
 def _noise(cell: Cell) -> float:
@@ -397,7 +400,7 @@ def _alike(column: Sequence[tuple[int, Cell]], value: Value, *, full: bool) -> V
     middle = sum(values) / len(values)
     spread = max(abs(value - middle) for value in values) / middle
     here = f"{_listed(column, value)}: within {100 * spread:.0f} % of their mean"
-    return Verdict(says, "so", here, spread <= _NEARLY if full else None)
+    return Verdict(says, "so", here, spread <= _NEARLY if full else None, over=_among("ResNet_LastBN"))
 
 
 def _below(
@@ -409,13 +412,15 @@ def _below(
     *,
     full: bool,
     noise: Value = lambda cell: 0.0,
+    depths: Sequence[int] = DEPTHS["full"],
 ) -> Verdict:
     """The verdict on whether the first is below the second at every depth that has both."""
     told, form = words
     first, second = (dict(_column(found, name)) for name in names)
     both = {depth: (first[depth], second[depth]) for depth in first if depth in second}
     here = "; ".join(f"{depth}: {form.format(value(a), value(b))}" for depth, (a, b) in both.items()) or "–"
-    return Verdict(says, told, here, _all_below(list(both.values()), value, noise) if full else None)
+    holds = _all_below(list(both.values()), value, noise) if full else None
+    return Verdict(says, told, here, holds, over=_among(*names, depths=depths))
 
 
 def _degenerates(column: Sequence[tuple[int, Cell]]) -> Verdict:
@@ -423,7 +428,17 @@ def _degenerates(column: Sequence[tuple[int, Cell]]) -> Verdict:
     by_depth = dict(column)
     deepest = by_depth.pop(_DEEPEST, None)
     pairs = [] if deepest is None else [(other, deepest) for other in by_depth.values()]
-    return Verdict(says, "so", _listed(column, _error), _all_below(pairs, _error, _noise))
+    return Verdict(says, "so", _listed(column, _error), _all_below(pairs, _error, _noise), over=_among("ResNet"))
+
+
+def _among(*architectures: str, depths: Sequence[int] = DEPTHS["full"]) -> Callable[[Trial], bool]:
+    """The trainings of table 1 of these architectures at these depths."""
+
+    def over(trial: Trial) -> bool:
+        network = network_of(trial.task)
+        return trial.recipe == SGD and network.architecture in architectures and network.depth in depths
+
+    return over
 
 
 def _draw_losses(found: Mapping[Network, Cell], architectures: Sequence[str]) -> Figure:

@@ -19,7 +19,7 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import at_hand, channels, examples, pixels
 from gyroscope_lab.papers.cells import recorded
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -163,7 +163,7 @@ def figure_a10(lab: Lab) -> Report:
     return Report(
         {"figure": _draw(found)},
         tuple(_table(one) for one in found),
-        tuple(verdict for one in found for verdict in _verdicts(one, many=len(found) > 1)),
+        tuple(verdict for one in found for verdict in on_task(one.name, _verdicts(one, many=len(found) > 1))),
         {"networks": [one.numbers() for one in found]},
     )
 

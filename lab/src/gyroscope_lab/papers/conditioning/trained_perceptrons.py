@@ -48,8 +48,12 @@ from gyroscope_lab.training.trial import Trial
 
 #: "Exponential" is taken to mean a factor of two per layer: 5·10⁵ over the 19 layers between.
 EXPONENTIAL = 2.0
-#: "Stable" and "preserved" are taken to mean: the largest of all layers is at most this many times the smallest.
+#: "Stable" and "preserved" are taken to mean: in every analysis the largest of all layers is at most this many times
+#: the smallest.
 APART = 10.0
+#: A claim that compares two networks is taken to mean: the factor between layers of one is at most that of the other to
+#: this power. Half as many orders of magnitude lie between its layers.
+FAR_LESS = 0.5
 #: "Better" is taken to mean in nine cases of ten.
 MOSTLY = 0.9
 #: The share p of the κ_p that is compared throughout the training.
@@ -318,14 +322,13 @@ def magnitude_verdicts(courses: Courses) -> list[Verdict]:
             )
     for name, (what, _) in _PASSES.items():
         if he in courses:
-            first, last = apart(courses[he], name)
+            its = apart(courses[he], name)
             found.append(
                 Verdict(
                     f"from He's start the magnitude of the layer {what} of Plain is stable across layers",
                     "stable",
-                    f"λmax({FACTORS[name]}) differs by a factor of {first:.3g} between layers at first, {last:.3g} in "
-                    "the end",
-                    first <= APART,
+                    f"λmax({FACTORS[name]}) differs between layers by a factor of {_over_time(its)}",
+                    max(its) <= APART,
                 )
             )
     return found + _preserved(courses) + _trains(courses)
@@ -337,41 +340,58 @@ def ends(course: Course, name: str) -> tuple[float, float]:
     return first, last
 
 
-def apart(course: Course, name: str) -> tuple[float, float]:
-    """Return the largest λmax over the smallest, at the first analysis and at the last; infinite if that is 0.
+def apart(course: Course, name: str) -> list[float]:
+    """Return the largest λmax over the smallest in each analysis; infinite where that is 0.
 
     A factor per layer says less: a factor of 1.4 makes 600 over 19 layers.
     """
-    first, last = (_inner(course.lambdas[name][place], name) for place in (0, -1))
-    return _apart(first), _apart(last)
+    return [_apart(values) for values in _inner(course.lambdas[name], name)]
 
 
 def _apart(values: Values) -> float:
     return float(values.max() / values.min()) if values.min() > 0 and isfinite(values.max()) else inf
 
 
-def _is_exponential(factor: float) -> bool:
-    """Return whether a factor per layer, up or down, is exponential.
+def _over_time(factors: Sequence[float]) -> str:
+    return f"{factors[0]:.3g} at first, {factors[-1]:.3g} in the end, {max(factors):.3g} at most"
 
-    >>> _is_exponential(1.4), _is_exponential(0.2)
-    (False, True)
+
+def _far_less(ours: float, theirs: float) -> bool:
+    """Return whether a factor between layers is far less than another.
+
+    >>> _far_less(624.0, 7.6e13), _far_less(624.0, 1e4)
+    (True, False)
     """
-    return not 1 / EXPONENTIAL < factor < EXPONENTIAL
+    return isfinite(ours) and ours <= theirs**FAR_LESS
 
 
 def _preserved(courses: Courses) -> list[Verdict]:
+    """The verdicts on batch normalization: relative to the plain network from a random start, and absolute."""
     found = []
+    random, normalized = (courses.get(Kind("uniform", normalized=which)) for which in (False, True))
     for name, (what, passes) in _PASSES.items():
+        if random is not None and normalized is not None:
+            ours, theirs = apart(normalized, name), apart(random, name)
+            found.append(
+                Verdict(
+                    f"from a random start BN preserves the magnitude of the layer {what} far better than Plain does",
+                    "well preserved, against an exponential decrease",
+                    f"λmax({FACTORS[name]}) differs between layers by a factor of {_over_time(ours)}; of Plain "
+                    f"{_over_time(theirs)}",
+                    all(_far_less(*pair) for pair in zip(ours, theirs, strict=False)),
+                )
+            )
         its = {kind: apart(one, name) for kind, one in courses.items() if kind.normalized}
         if its:
             told = (
-                f"{kind.start}: {first:.3g} at first (× {ends(courses[kind], name)[0]:.2f} per layer in the {passes} "
-                f"pass), {last:.3g} in the end"
-                for kind, (first, last) in its.items()
+                f"{kind.start}: {_over_time(factors)} (× {ends(courses[kind], name)[0]:.2f} per layer in the {passes} "
+                "pass at first)"
+                for kind, factors in its.items()
             )
             found.append(
                 Verdict(
-                    f"BN preserves the magnitude of the layer {what} for both initializations",
+                    f"BN preserves the magnitude of the layer {what} for both initializations, to a factor of "
+                    f"{APART:g} between layers",
                     "well preserved",
                     f"λmax({FACTORS[name]}) differs between layers by a factor of, {'; '.join(told)}",
                     all(max(factors) <= APART for factors in its.values()),
@@ -446,14 +466,15 @@ def adam_verdicts(courses: Courses, sgd: Course | None) -> list[Verdict]:
     if plain is not None and sgd is not None:
         for name, (what, _) in _PASSES.items():
             first, last = ends(plain, name)
-            by_sgd = ends(sgd, name)[1]
+            ours, by_sgd = apart(plain, name)[-1], apart(sgd, name)[-1]
             found.append(
                 Verdict(
-                    f"Adam adjusts the magnitude of the layer {what} of Plain, and SGD does not",
-                    "well adjusted",
-                    f"λmax({FACTORS[name]}) × {first:.2g} per layer at first, × {last:.2g} in the end (a factor of "
-                    f"{apart(plain, name)[1]:.3g} between layers); with SGD × {by_sgd:.2g} ({apart(sgd, name)[1]:.3g})",
-                    apart(plain, name)[1] <= APART and _is_exponential(by_sgd),
+                    f"Adam adjusts the magnitude of the layer {what} of Plain, compared with SGD",
+                    "well adjusted, compared with SGD",
+                    f"in the end λmax({FACTORS[name]}) differs by a factor of {ours:.3g} between layers, with SGD by "
+                    f"{by_sgd:.3g}; × {first:.2g} per layer at first, × {last:.2g} in the end, with SGD × "
+                    f"{ends(sgd, name)[1]:.2g}",
+                    _far_less(ours, by_sgd),
                 )
             )
     if plain is not None and normalized is not None:

@@ -381,6 +381,7 @@ def _stuck(one: Course, *, full: bool) -> list[Verdict]:
         "stuck at ln 10: weight domination",
         _told(one),
         holds if full or holds else None,
+        over=_of_network(one.network),
     )
     return [found] if one.stall is None else [found, _escapes(one, full=full)]
 
@@ -413,7 +414,17 @@ def _escapes(one: Course, *, full: bool) -> Verdict:
             f"test accuracy {100 * one.result.test_accuracy:.1f} %"
         )
         holds = False if full else None
-    return Verdict(f"{one.network}: it escapes from there", "with enough iterations", here, holds)
+    return Verdict(
+        f"{one.network}: it escapes from there",
+        "with enough iterations",
+        here,
+        holds,
+        over=_of_network(one.network),
+    )
+
+
+def _of_network(network: Network) -> Callable[[Trial], bool]:
+    return lambda trial: network_of(trial.task) == network
 
 
 def _steady(plain: Course, normal: Course, *, full: bool) -> Verdict:

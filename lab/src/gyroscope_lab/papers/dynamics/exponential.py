@@ -5,6 +5,9 @@ without decay at the rates η̃_t = η a^{−(2t+1)}. Here a = 1 − ηλ, or wi
 + β = 0. The weights without decay are a^{−t} times as long. Both are trained here on the same batches, in float64 and
 in float32. Two further trainings are baselines: one without weight decay, and one with it whose initial weights differ
 in their last digit, which shows the effect of rounding alone.
+
+The schedule keeps an effective rate where it is: at the equilibrium of weight decay. From other weights it first goes
+there. So the schedule is also begun after a training with weight decay, whose weights are at their equilibrium.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ class Setting:
         double: True for float64, False for float32.
         eps: ε of batch normalization.
         seed: the seed of the weights and batches.
+        before: steps with weight decay before the training begins.
     """
 
     source: str
@@ -85,6 +89,7 @@ class Setting:
     double: bool = True
     eps: float = NO_EPS
     seed: int = 0
+    before: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +148,7 @@ def key(setting: Setting, way: Way) -> str:
 
 
 def train(setting: Setting, way: Way, split: Split, *, device: str = "cpu") -> Course:
-    """Train in one of the ways, on one thread if on a CPU.
+    """Train in one of the ways, on one thread if on a CPU; after `before` steps with weight decay.
 
     >>> from gyroscope_lab.data.source import Source
     >>> split = Source("digits").load()
@@ -151,10 +156,16 @@ def train(setting: Setting, way: Way, split: Split, *, device: str = "cpu") -> C
     [0.303, 0.363, 0.435]
     """
     with one_thread(torch.device(device)):
-        return _train(setting, way, split, device)
+        if not setting.before:
+            return _train(setting, way, split, device)[0]
+        _, model = _train(replace(setting, steps=setting.before, every=setting.before), "decay", split, device)
+        return _train(setting, way, split, device, model)[0]
 
 
-def _train(setting: Setting, way: Way, split: Split, device: str) -> Course:
+def _train(
+    setting: Setting, way: Way, split: Split, device: str, model: nn.Module | None = None
+) -> tuple[Course, nn.Module]:
+    """Train `model`, by default a new one, and return it too."""
     dtype = torch.float64 if setting.double else torch.float32
     options = (("batch_norm", True), ("inputs", setting.pixels), ("eps", setting.eps))
     schedule = Schedule(epochs=1, batch=setting.batch, cuts=(), drawn=setting.steps)
@@ -164,7 +175,7 @@ def _train(setting: Setting, way: Way, split: Split, device: str) -> Course:
     optimizer = "sgd-undone-decay" if way == "exponential" else "sgd"
     recipe = Recipe(way, setting.rate, optimizer, weight_decay=decay, momentum=setting.momentum, frozen=(-1,))
     trial = Trial(learned, recipe, setting.seed)
-    model = trial.network().to(dtype)
+    model = trial.network().to(dtype) if model is None else model
     hidden = [weight for weight in model.parameters() if weight.requires_grad]
     if way == "rounding":
         _jog(hidden, setting.seed)
@@ -182,7 +193,7 @@ def _train(setting: Setting, way: Way, split: Split, device: str) -> Course:
     for step, _ in zip(range(1, setting.steps + 1), training.proceed(), strict=False):
         if step % setting.every == 0:
             look()
-    return Course(torch.stack(outputs), np.array(norms), np.array(rates), _test(model, split, device))
+    return Course(torch.stack(outputs), np.array(norms), np.array(rates), _test(model, split, device)), model
 
 
 def _undone(recipe: Recipe, model: nn.Module) -> Optimizer:
@@ -259,7 +270,8 @@ class Pair:
 
 # Outputs that differ by at most this share of the largest are equal: rounding of float64, magnified by training.
 _SAME = 1e-9
-# An effective learning rate is constant if the means over quarters of the steps differ by at most this factor.
+# An effective learning rate is constant if the means over both halves of the steps differ by at most this factor, and
+# at rest if those over the last two quarters do. It fluctuates with the gradients, so single steps say less.
 _STAYS = 1.1
 # Curves that equal the one of rounding, up to this factor by chance, have the same cause.
 _ALIKE = 100.0
@@ -302,9 +314,10 @@ def _verdicts(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Verdict, ...]:
     jogged, jogged32 = by_name["float64, another last digit"][1], by_name["float32, another last digit"][1]
     worst = max(*plain.apart, *heavy.apart)
     scale = max(_scale_off(by_name[name]) for name in ("float64", "float64, momentum 0.9"))
-    rates, falling = _effective(plain, 1), _effective(neither, 1)
-    levels = [rates[0], *_quarters(rates)]
-    rests = levels[-1] / levels[-2]
+    rates, falling = (_effective(by_name[name][1], 1) for name in (SETTLED, SETTLED_NEITHER))
+    levels, halves = _quarters(rates), [float(np.mean(half)) for half in np.array_split(rates, 2)]
+    from_start = _quarters(_effective(plain, 1))
+    rests = from_start[-1] / from_start[-2]
     return (
         Verdict(
             "training with weight decay and training with the exponential schedule instead give the same function",
@@ -323,13 +336,14 @@ def _verdicts(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Verdict, ...]:
         Verdict(
             "an exponentially increasing learning rate compensates the implicit decay: the effective rate is constant",
             "in words",
-            f"with it, α̂ goes from {levels[0]:.3g} to {levels[-1]:.3g}, the mean of the last quarter of the steps; "
-            f"without it and without weight decay from {falling[0]:.3g} to {_quarters(falling)[-1]:.3g}",
-            max(levels) < _STAYS * min(levels),
+            f"from the equilibrium of weight decay α̂ is {_said_levels(levels)}, the means of quarters of the steps; "
+            f"without schedule and decay {_said_levels(_quarters(falling))}",
+            max(halves) < _STAYS * min(halves),
         ),
         Verdict(
-            "the effective rate reaches an equilibrium, as with weight decay",
+            "from a random start the effective rate reaches an equilibrium, as with weight decay",
             "–",
+            f"from {_effective(plain, 1)[0]:.3g} to {from_start[-1]:.3g}; "
             f"α̂ of the last quarter of the steps is {rests:.2f} times that of the quarter before",
             True if 1 / _STAYS < rests < _STAYS else None,
         ),
@@ -349,6 +363,10 @@ def _verdicts(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Verdict, ...]:
             max(usual.apart) > _SAME,
         ),
     )  # fmt: skip
+
+
+def _said_levels(levels: Sequence[float]) -> str:
+    return ", ".join(f"{level:.3g}" for level in levels)
 
 
 def _said(twins: Twins) -> str:
@@ -400,11 +418,13 @@ def draw(by_name: dict[str, tuple[Pair, Twins]]) -> Figure:
 
     figure = Figure(figsize=(11.0, 3.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.4, 1, 1))
-    styles = dict(zip(by_name, ("C0-", "C2-", "C4-", "C3-", "C0:", "C3:", "k-"), strict=True))
+    styles = dict(zip(by_name, ("C0-", "C2-", "C4-", "C3-", "C0:", "C3:", "k-", "C1-", "0.6"), strict=True))
     for name, (_, twins) in by_name.items():
-        shown = [(step, apart) for step, apart in zip(twins.steps, twins.apart, strict=True) if apart > 0]
-        left.plot(*zip(*shown, strict=True), styles[name], linewidth=1.3, label=name)
-    left.set_ylim(1e-17, 1e6)
+        style = styles[name]
+        colour, dash = (style, "-") if style[0] == "0" else (style[:-1], style[-1])
+        shown = [apart if apart > 0 else np.nan for apart in twins.apart]
+        left.plot(twins.steps, shown, color=colour, linestyle=dash, linewidth=1.3, label=name)
+    left.set_ylim(1e-17, 1e12)
     left.legend(fontsize=7, loc="upper left", ncols=2, columnspacing=1.0, handlelength=1.5)
     _finish(left, "largest difference of outputs, relative", "Outputs compared with those with weight decay")
     plain, neither = by_name["float64"][1], by_name["float64, neither"][1]
@@ -415,6 +435,8 @@ def draw(by_name: dict[str, tuple[Pair, Twins]]) -> Figure:
     right.plot(plain.steps, _effective(plain, 1), "C0-", linewidth=2.5, alpha=0.5, label="exponential schedule")
     right.plot(plain.steps, _effective(plain, 0), "k--", linewidth=1, label="weight decay")
     right.plot(neither.steps, _effective(neither, 1), color="0.5", label="neither")
+    settled = by_name[SETTLED][1]
+    right.plot(settled.steps, _effective(settled, 1), "C1-", linewidth=1, label="exponential, from equilibrium")
     right.legend(fontsize=8, loc="center right")
     _finish(right, "effective learning rate η/‖w‖²", "Effective learning rates, first layer")
     return figure
@@ -437,6 +459,8 @@ SETTINGS = {
 _TASKS = {"digits": "digits-mlp", "mnist": "mnist-mlp"}
 #: The default ε of torch's batch normalization.
 USUAL_EPS = 1e-5
+#: The names of the pairs that begin at the equilibrium of weight decay.
+SETTLED, SETTLED_NEITHER = "float64, from equilibrium", "float64, from equilibrium, neither"
 
 
 def pairs(setting: Setting) -> list[Pair]:
@@ -448,7 +472,7 @@ def pairs(setting: Setting) -> list[Pair]:
     ['float64', 'float64, momentum 0.9']
     """
     heavy = replace(setting, rate=setting.rate / 10, momentum=0.9)
-    single = replace(setting, double=False)
+    single, settled = replace(setting, double=False), replace(setting, before=2 * setting.steps)
     return [
         Pair("float64", setting, "exponential"),
         Pair("float64, momentum 0.9", heavy, "exponential"),
@@ -457,6 +481,8 @@ def pairs(setting: Setting) -> list[Pair]:
         Pair("float64, another last digit", setting, "rounding"),
         Pair("float32, another last digit", single, "rounding"),
         Pair("float64, neither", setting, "neither"),
+        Pair(SETTLED, settled, "exponential"),
+        Pair(SETTLED_NEITHER, settled, "neither"),
     ]
 
 

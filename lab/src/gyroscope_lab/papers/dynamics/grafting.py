@@ -383,4 +383,7 @@ def _none(lab: Lab) -> Sequence[Trial]:
     return []
 
 
-STUDIES = (Study("dynamics/grafting", "One optimizer's layer lengths with another's directions", _none, conclude),)
+STUDIES = (
+    Study("dynamics/grafting", "One optimizer's layer lengths with another's directions", _none, conclude,
+          seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
+)  # fmt: skip

@@ -328,5 +328,6 @@ def conclude(lab: Lab) -> Report:
 
 
 STUDIES = (
-    Study("dynamics/knockout", "Section 4.2: covariate shift put back behind batch normalization", trials, conclude),
-)
+    Study("dynamics/knockout", "Section 4.2: covariate shift put back behind batch normalization", trials, conclude,
+          seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
+)  # fmt: skip

@@ -379,5 +379,5 @@ def conclude(lab: Lab) -> Report:
 
 STUDIES = (
     Study("dynamics/wd-mechanism-1", "Section 5.1: weight decay as a schedule of effective learning rates", trials,
-          conclude),
+          conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

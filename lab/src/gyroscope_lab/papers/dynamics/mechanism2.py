@@ -503,4 +503,7 @@ def first_order_cosine(G: Tensor, gradient: Tensor, *, damping: float, scale: fl
     return float(F.cosine_similarity(step, gradient, dim=0))
 
 
-STUDIES = (Study("dynamics/wd-mechanism-2", "Section 5.2: weight decay, and the damping of K-FAC", trials, conclude),)
+STUDIES = (
+    Study("dynamics/wd-mechanism-2", "Section 5.2: weight decay, and the damping of K-FAC", trials, conclude,
+          seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
+)  # fmt: skip

@@ -323,5 +323,5 @@ def conclude(lab: Lab) -> Report:
 
 STUDIES = (
     Study("dynamics/wd-mechanism-3", "Section 5.3: weight decay under K-FAC, and the input-output Jacobian", trials,
-          conclude),
+          conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

@@ -85,8 +85,7 @@ def conclude(lab: Lab) -> Report:
     some(list(by_rate))
     at_full_scale = lab.scale == "full"
     told = paper.absolute(TASK, paper.ADAPTIVE_LAYCA[TASK]) if at_full_scale else None
-    is_whole = len(by_rate) == len(_powers(lab))
-    verdicts = _of_paper(by_rate, told, is_whole=is_whole) if told is not None else []
+    verdicts = _of_paper(by_rate, told) if told is not None else []
     if BEST_LAYCA in found and -4.3 in by_rate:
         verdicts.append(_equivalent(by_rate[-4.3], found[BEST_LAYCA]))
     return Report(
@@ -121,8 +120,8 @@ def _mean(cell: Cell) -> npt.NDArray[np.float64]:
     return np.asarray(cell.rotation.mean(axis=1))
 
 
-def _of_paper(by_rate: Mapping[float, Cell], told: float, *, is_whole: bool) -> list[Verdict]:
-    """Verdicts about the authors' panel; undecided while a rate is missing."""
+def _of_paper(by_rate: Mapping[float, Cell], told: float) -> list[Verdict]:
+    """Verdicts about the authors' panel."""
     closest = min(by_rate, key=lambda power: apart(by_rate[power]))
     chosen = best_by_validation(by_rate)
     named, cell = by_rate.get(POWERS[0]), by_rate[closest]
@@ -132,19 +131,19 @@ def _of_paper(by_rate: Mapping[float, Cell], told: float, *, is_whole: bool) -> 
             "the panel of figure 6 has a higher rate than the 3^-5 of the authors' code",
             ", ".join(f"{value:.2f}" for value in ROTATION.values()) + " at epochs " + ", ".join(map(str, ROTATION)),
             f"closest is 3^{closest:g}, {apart(cell):.3f} apart{by_name}",
-            closest > POWERS[0] if is_whole else None,
+            closest > POWERS[0],
         ),
         Verdict(
             "the rate that rotates as in figure 6 reaches its test accuracy",
             f"{told:.2f} %",
             f"3^{closest:g}: {cell.test:.2f} %",
-            abs(cell.test - told) <= _SAME_TEST if is_whole else None,
+            abs(cell.test - told) <= _SAME_TEST,
         ),
         Verdict(
             "the rate of figure 6 is the best by validation accuracy",
             "the best of a grid search",
             f"3^{chosen:g} with {validation(by_rate[chosen]):.2f} %; rotating as in figure 6 {validation(cell):.2f} %",
-            closest == chosen if is_whole else None,
+            closest == chosen,
         ),
     ]
 
@@ -159,6 +158,7 @@ def _equivalent(adam: Cell, sgd: Cell) -> Verdict:
         "theory: ρ √((1 − β) / (1 + β))",
         f"3^-4.3 and Layca around SGD are {100 * share:.0f} % apart over {epochs - 1} epochs",
         share <= _SAME_ROTATION,
+        over=lambda trial: trial.recipe in (adam_layca(-4.3), BEST_LAYCA),
     )
 
 

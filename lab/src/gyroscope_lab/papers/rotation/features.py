@@ -13,10 +13,12 @@ which is what has been learned, the mean over neurons of cos(u_i, u_i') for two 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import sqrt
+from statistics import stdev
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation.panels import title
 from gyroscope_lab.papers.rotation.recipes import layca
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -115,7 +117,7 @@ def trials(lab: Lab) -> list[Trial]:
 
 def figure8(lab: Lab) -> Report:
     """Report features at four rates, and how much of the initialization they still show."""
-    its = trials(lab)
+    its = _whole(lab.held(trials(lab)))
     found = dict(zip(POWERS, cells(lab, its), strict=True))
     features = [_features(lab, power, trial) for power in POWERS for trial in its if trial.recipe == layca(power)]
     by_rate = {power: [one for one in features if one.power == power] for power in POWERS}
@@ -131,6 +133,12 @@ def figure8(lab: Lab) -> Report:
             ],
         },
     )
+
+
+def _whole(its: Sequence[Trial]) -> list[Trial]:
+    """The trials of the seeds that all four rates were trained from, so that each rate is compared with the others."""
+    seeds = Counter(trial.seed for trial in its)
+    return list(some([trial for trial in its if seeds[trial.seed] == len(POWERS)]))
 
 
 def _features(lab: Lab, power: float, trial: Trial) -> Features:
@@ -182,7 +190,7 @@ def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], ex
         Verdict(
             "the further it rotates, the better the network generalizes",
             f"{TESTS[POWERS[0]] - TESTS[POWERS[-1]]:+.2f} points from the slowest to the fastest",
-            f"{ahead:+.2f} points; two draws of as many test examples differ by {noise:.2f}",
+            f"{ahead:+.2f} points, with a standard error of {noise:.2f} ({_counted(len(fastest.results))})",
             ahead > 0 if abs(ahead) > 2 * noise else None,
         ),
         Verdict(
@@ -202,9 +210,19 @@ def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], ex
 
 
 def _noise(first: Cell, second: Cell, examples: int) -> float:
-    """The standard error, in points, of the difference of two test accuracies."""
+    """The standard error, in points, of the difference of two test accuracies.
+
+    It is that of the test examples, or that over seeds if it is larger: a single seed cannot tell.
+    """
     shares = [cell.test / 100 for cell in (first, second)]
-    return 100 * sqrt(sum(share * (1 - share) / (examples * len(first.results)) for share in shares))
+    drawn = 100 * sqrt(sum(share * (1 - share) / examples for share in shares))
+    pairs = zip(first.results, second.results, strict=True)
+    gains = [100 * (a.test_accuracy - b.test_accuracy) for a, b in pairs]
+    return max(drawn, stdev(gains) / sqrt(len(gains))) if len(gains) > 1 else drawn
+
+
+def _counted(seeds: int) -> str:
+    return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def _draw(its: Sequence[tuple[Cell, Features]]) -> Figure:

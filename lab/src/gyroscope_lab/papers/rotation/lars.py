@@ -19,7 +19,7 @@ from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA, compared_with_layca, in_training, noted
 from gyroscope_lab.papers.rotation.panels import by_task
 from gyroscope_lab.papers.rotation.recipes import lars, over_seeds
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def figure(lab: Lab) -> Report:
     return Report(
         {"figure": _draw(rows)},
         (Table("LARS", columns, tuple(lines)), *(_by_layer(*row) for row in rows)),
-        tuple(verdict for row in rows for verdict in _verdicts(*row)),
+        tuple(verdict for row in rows for verdict in on_task(row[0].task.name, _verdicts(*row))),
         {"cells": [cell.numbers() for row in rows for cell in row]},
     )
 

@@ -25,7 +25,7 @@ from gyroscope_lab.engine.laboratory import Lab, Scale
 from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.rotation.alpha_and_rate import SWEPT, paper_accuracy
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -116,7 +116,7 @@ def conclude(lab: Lab, layout: Layout, *, indicates: bool = False) -> Report:
     rows = [(task, row, by_task[task.name]) for task, row in _rows(lab, layout)]
     verdicts = [_verdict(task, column, its) for task, row, its in rows for column in row]
     if indicates:
-        verdicts += [_indicates(task, its) for task, _, its in rows]
+        verdicts += [verdict for task, _, its in rows for verdict in on_task(task.name, [_indicates(task, its)])]
     here = [(task.name, row, {name: cell.loss for name, cell in its.items()}) for task, row, its in rows]
     there = [(name, columns("full", titles), paper_curves()[name]) for name, titles in layout.items()]
     numbers = [{**cell.numbers(), "plateau": _height(cell)} for _, _, its in rows for cell in its.values()]
@@ -166,6 +166,7 @@ def _verdict(task: Task, column: Column, its: Mapping[str, Cell]) -> Verdict:
         _listed(known) if known else "in all three tasks",
         _listed(here),
         here[0] == max(here) and _kendall(range(len(here)), here) < 0,
+        over=lambda trial: trial.task.name == task.name and trial.recipe in column.recipes,
     )
 
 

@@ -25,7 +25,7 @@ from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.alpha_and_rate import COLUMNS, SWEPT, paper_accuracy, recipes_of_sweep
 from gyroscope_lab.papers.rotation.recipes import adaptive, adaptive_layca, lars, over_seeds, sgd, sgd_decayed
 from gyroscope_lab.papers.rotation.sgd_rates import POWERS as SGD_POWERS
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
@@ -147,7 +147,9 @@ def conclude(lab: Lab) -> Report:
         for task in lab.tasks(paper.TASKS)
     }
     found = {name: correlations(row) for name, row in rows.items()}
-    verdicts = [verdict for name, row in rows.items() for verdict in _verdicts(lab, name, row, found[name])]
+    verdicts = [
+        verdict for name, row in rows.items() for verdict in on_task(name, _verdicts(lab, name, row, found[name]))
+    ]
     if len(found) > 1:
         verdicts.append(_everywhere(lab, found))
     return Report(

@@ -23,7 +23,7 @@ from gyroscope_lab.papers.rotation.alpha_and_rate import ALPHAS, POWERS, SWEPT
 from gyroscope_lab.papers.rotation.best_layca import in_training
 from gyroscope_lab.papers.rotation.panels import grid
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
@@ -168,7 +168,7 @@ def figure2(lab: Lab) -> Report:
     return Report(
         {"figure": _draw(found), "curves": curves},
         tuple(table for one in found for table in (_by_alpha(one), _by_rate(one))),
-        tuple(verdict for one in found for verdict in _verdicts(one)),
+        tuple(verdict for one in found for verdict in on_task(one.task.name, _verdicts(one))),
         _numbers(found),
     )
 

@@ -27,7 +27,7 @@ from gyroscope_lab.papers.rotation.best_layca import (
 )
 from gyroscope_lab.papers.rotation.panels import by_task
 from gyroscope_lab.papers.rotation.recipes import over_seeds, sgd, sgd_decayed
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
@@ -107,7 +107,8 @@ def figure3(lab: Lab) -> Report:
     for [cell], reference in rows:
         name = cell.task.name
         lines.append(_line(name, cell, reference, paper.WEIGHT_DECAY.get(name), paper.REFERENCE.get(name)))
-        verdicts += [_far(name, cell, reference), _on_par(name, cell, reference, "by −0.85 to +0.30 points")]
+        its = [_far(name, cell, reference), _on_par(name, cell, reference, "by −0.85 to +0.30 points")]
+        verdicts += on_task(name, its)
     table = Table("SGD + L2", _COLUMNS, tuple(lines))
     return Report({"figure": figure}, (table,), tuple(verdicts), numbers(rows))
 
@@ -139,7 +140,7 @@ def speed_figure4(lab: Lab) -> Report:
         tables.append(Table("SGD + L2" if place else "SGD", _COLUMNS, lines))
     for (plain, regular), reference in rows:
         name = reference.task.name
-        verdicts += [
+        its = [
             Verdict(
                 f"{name}: without decay SGD generalizes worse than Layca",
                 "by 3.1 to 14.3 points",
@@ -156,6 +157,7 @@ def speed_figure4(lab: Lab) -> Report:
             _far(name, regular, reference),
             _on_par(name, regular, reference, "by −1.11 to +0.30 points"),
         ]
+        verdicts += on_task(name, its)
     return Report({"figure": figure}, tuple(tables), tuple(verdicts), numbers(rows))
 
 
