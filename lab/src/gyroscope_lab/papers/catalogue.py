@@ -62,6 +62,7 @@ _MODULES = (
     "dynamics.grafting",
     "dynamics.batch_size",
     "beyond.diagnosis",
+    "beyond.no_tuning",
 )
 
 
