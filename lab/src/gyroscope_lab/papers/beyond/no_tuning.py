@@ -208,8 +208,11 @@ class Line:
 
     def gap(self, name: str) -> float:
         """How far a method without tuning is behind the best tuned one, in points or nats."""
-        name = self.chosen if name == _CHOICE else name
-        return score(self.untuned[name]) - self.best if name in self.untuned else float("nan")
+        return score(self.untuned[self.chosen if name == _CHOICE else name]) - self.best
+
+    def has(self, name: str) -> bool:
+        """Return whether a method without tuning was trained: Muon is for matrices alone."""
+        return name == _CHOICE or name in self.untuned
 
 
 def conclude(lab: Lab) -> Report:
@@ -270,33 +273,19 @@ def _verdicts(lab: Lab, lines: Sequence[Line]) -> list[Verdict]:
         listed = ", ".join(f"{problem} {gap:+.2f} {its}" for problem, (gap, _, its) in gaps.items())
         close = all(gap <= most for gap, most, _ in gaps.values())
         ahead = sum(gap < 0 for gap, _, _ in gaps.values())
-        found.append(
-            Verdict(
-                f"steering without tuning ({says}) is close to the best tuned on every problem",
-                aim,
-                listed,
-                decided(close),
-            )
-        )
-        found.append(
-            Verdict(
-                f"steering without tuning ({says}) is ahead of the best tuned on half of the problems",
-                "ahead on half (our aim)",
-                f"ahead on {ahead} of {len(lines)}",
-                decided(2 * ahead >= len(lines)),
-            )
-        )
+        told = f"steering without tuning ({says})"
+        half = decided(2 * ahead >= len(lines))
+        found += [
+            Verdict(f"{told} is close to the best tuned on every problem", aim, listed, decided(close)),
+            Verdict(f"{told} is ahead of it on half", "on half (our aim)", f"on {ahead} of {len(lines)}", half),
+        ]
     names = [_CHOICE, *dict.fromkeys(name for line in lines for name in line.untuned if not name.startswith("steer"))]
-    worst = {
-        name: max((line.gap(name) / tolerance(line.task) for line in lines if isfinite(line.gap(name))), default=inf)
-        for name in names
-    }
+    worst = {name: max(line.gap(name) / tolerance(line.task) for line in lines if line.has(name)) for name in names}
     found.append(
         Verdict(
             "of what needs no tuning, steering has the smallest worst gap",
             "the smallest (our aim)",
-            ", ".join(f"{name} {value:.0f}" for name, value in worst.items())
-            + " (in units of 0.5 points or 0.01 nats)",
+            ", ".join(f"{name} {value:.0f}" for name, value in worst.items()) + " (of 0.5 points or 0.01 nats)",
             decided(worst[_CHOICE] == min(worst.values())),
         )
     )
