@@ -63,6 +63,9 @@ _MODULES = (
     "dynamics.batch_size",
     "beyond.diagnosis",
     "beyond.no_tuning",
+    "beyond.transfer",
+    "beyond.warmup",
+    "beyond.projection",
 )
 
 
