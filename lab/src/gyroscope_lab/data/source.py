@@ -30,8 +30,8 @@ _PHOTOGRAPHS: dict[str, tuple[Callable[..., Official], int]] = {
 
 # Texts, by their name.
 _TEXTS: dict[str, Callable[[Path | str | None], Text]] = {
-    "shakespeare": read_shakespeare,
     "made-text": lambda folder: made_text(),
+    "shakespeare": read_shakespeare,
 }
 
 #: The names of the datasets.

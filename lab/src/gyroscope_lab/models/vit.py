@@ -91,9 +91,9 @@ class ViT(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the logits [N, classes] of images [N, channels, side, side]."""
-        # [N, C, H, W] -> [N, C, H/p, p, W/p, p] -> [N, T, C p²]
-        cut = images.unflatten(-1, (-1, self.patch)).unflatten(-3, (-1, self.patch))
-        patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        # [N, C, H, W] -> [N, C, H/p, W/p, p, p] -> [N, T, C p²]
+        cut = images.unfold(2, self.patch, self.patch).unfold(3, self.patch, self.patch)
+        patches = cut.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
         x = self.dropout(self.patches(patches) + self.places.weight)
         logits: torch.Tensor = self.classifier(self.norm(self.blocks(x)).mean(dim=1))
         return logits

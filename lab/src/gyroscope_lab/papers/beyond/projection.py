@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.beyond.problems import (
@@ -83,9 +83,9 @@ def trials(lab: Lab) -> list[Trial]:
     ]
 
 
-def _both(norms: str) -> tuple[dict[str, object], dict[str, object]]:
+def _both(norms: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options with operation 1 and without; the presets say neither, and learn norms."""
-    own: dict[str, object] = {} if norms == NORMS[0] else {"norms": norms}
+    own: dict[str, Any] = {} if norms == NORMS[0] else {"norms": norms}
     return own, {**own, "project": False}
 
 
