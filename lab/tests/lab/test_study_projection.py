@@ -11,14 +11,10 @@ from lab.test_study_no_tuning import lab_of, made
 
 def test_both_ways_differ_in_operation_1_alone(tmp_path):
     found = trials(Lab(Archive(tmp_path), "small"))
-    on = {
-        (t.task, t.recipe.rate, t.recipe.options, t.seed) for t in found if ("project", False) not in t.recipe.options
-    }
-    off = {
-        (t.task, t.recipe.rate, tuple(pair for pair in t.recipe.options if pair[0] != "project"), t.seed)
-        for t in found
-        if ("project", False) in t.recipe.options
-    }
+    on, off = set(), set()
+    for one in found:
+        own = tuple(pair for pair in one.recipe.options if pair[0] != "project")
+        (on if own == one.recipe.options else off).add((one.task, one.recipe.rate, own, one.seed))
     assert on == off
     assert {seed for *_, seed in on} == {0, 1, 2}
 

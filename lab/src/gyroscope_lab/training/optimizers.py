@@ -1,7 +1,7 @@
 """Optimizers for recipes beyond those of the papers: steering, and what else claims to need little tuning.
 
 Each is a function of a recipe and a model. Two come from packages of their own, which are imported when a training
-needs them: `pip install gyroscope-lab[untuned]`.
+needs them: `pip install 'gyroscope-lab[untuned]'`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gyroscope.control import Joint, steer
+from gyroscope.errors import MissingExtraError
 from gyroscope.layers import layers
-from gyroscope_lab.errors import LabError
 
 if TYPE_CHECKING:
     from gyroscope_lab.training.recipe import Recipe
@@ -125,4 +125,4 @@ def _imported(package: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        raise LabError(f"This recipe needs the package {package}: pip install gyroscope-lab[untuned]") from error
+        raise MissingExtraError(f"this recipe needs {package}: pip install 'gyroscope-lab[untuned]'") from error
