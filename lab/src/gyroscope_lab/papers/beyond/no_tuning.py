@@ -325,7 +325,7 @@ def _draw(lines: Sequence[Line]) -> Figure:
 STUDIES = (
     Study(
         "beyond/no-tuning",
-        "Presets of steering, fixed beforehand, against tuned optimizers and others without tuning",
+        "No tuning: presets of steering against tuned optimizers, and others without tuning",
         trials,
         conclude,
     ),

@@ -178,7 +178,7 @@ def _draw(pairs: Sequence[Pair]) -> Figure:
 STUDIES = (
     Study(
         "beyond/projection",
-        "Operation 1 of Layca on and off, for every preset of steering",
+        "Operation 1: Layca's projection on and off, for every preset of steering",
         trials,
         conclude,
     ),

@@ -248,7 +248,7 @@ def _line(ax: Axes, curve: Curve, place: int) -> None:
 STUDIES = (
     Study(
         "beyond/transfer",
-        "The best rate of a character GPT by width, depth, batch and steps: steering against AdamW",
+        "Transfer: the best rate of a character GPT by width, depth, batch and steps",
         trials,
         conclude,
     ),

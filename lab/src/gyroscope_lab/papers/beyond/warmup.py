@@ -249,7 +249,7 @@ def _draw_gains(ax: Axes, its: Sequence[Gain]) -> None:
 STUDIES = (
     Study(
         "beyond/warmup",
-        "Transformers and a deep residual network without a warm-up, under AdamW, SGD and Layca, and with LastBN",
+        "No warm-up: transformers and a deep residual network under AdamW, SGD and Layca, and with LastBN",
         trials,
         conclude,
     ),
