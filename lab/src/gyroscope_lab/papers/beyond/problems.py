@@ -40,6 +40,7 @@ _SMALL_TEXT = Schedule(epochs=4, drawn=100, batch=16, cuts=(), cosine=True)
 _SMOKE_IMAGES = Schedule(epochs=2, passes=2, batch=32, cuts=(), cosine=True)
 _SMOKE_TEXT = Schedule(epochs=2, drawn=15, batch=8, cuts=(), cosine=True)
 _FULL_TEXT = Schedule(epochs=20, drawn=250, batch=64, cuts=(), cosine=True)
+_SMOKE_CNN = Task("cosine-digits-cnn", _DIGITS, "digits-cnn", schedule=_SMOKE_IMAGES, test_loss=True)
 _MADE_SIZE = (("vocab", 22), ("context", 16), ("width", 16), ("depth", 1), ("heads", 2), ("tied", True))
 
 
@@ -79,7 +80,8 @@ def _images(name: str, full: Task, model: str, *, convolutional: bool = True, **
     small = Task(own, _DIGITS, model, tuple(options.items()), _SMALL_IMAGES, test_loss=True)
     if full.source == _DIGITS:
         whole = small
-    return Problem(name, replace(whole, test_loss=True), small, replace(small, schedule=_SMOKE_IMAGES), convolutional)
+    smoke = _SMOKE_CNN if convolutional else replace(small, schedule=_SMOKE_IMAGES)
+    return Problem(name, replace(whole, test_loss=True), small, smoke, convolutional)
 
 
 def _text(
@@ -117,7 +119,7 @@ LSTM = _text(
     (("vocab", 22), ("width", 16), ("depth", 1)),
 )
 VIT = _images("ViT", _VIT, "vit-small", convolutional=False, channels=1, side=8, patch=2, width=32, depth=2, heads=2)
-#: The problems. C10-CNN1 has the digits-CNN as its stand-in.
+#: The problems. C10-CNN1 has the digits-CNN as its stand-in, and in a smoke test so have all networks of convolutions.
 PROBLEMS = (
     DIGITS_CNN,
     _images("C10-CNN1", task("c10-cnn1"), "digits-cnn"),
