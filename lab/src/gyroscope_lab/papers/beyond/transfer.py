@@ -230,11 +230,14 @@ def _draw(by_kind: Mapping[str, Sequence[Curve]]) -> Figure:
             _line(ax, curve, place)
         ax.axvline(its[0].best, color="0.6", linewidth=0.8, linestyle=":")
         ax.set(xscale="log", xlabel="η" if kind == "AdamW" else "ρ")
+        rates = sorted({rate for curve in its for rate in curve.cells})
+        ax.set_xticks(rates, [f"{rate:.2g}" for rate in rates], fontsize=7)
+        ax.minorticks_off()
         ax.set_title(kind, fontsize=9)
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("best test loss (nats)")
     axes[-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.suptitle("Loss by rate (dotted: the best rate of the smallest; rings: the best of each size)")
+    figure.suptitle("Loss by rate (rings: the best; dotted: that of the smallest)")
     return figure
 
 
