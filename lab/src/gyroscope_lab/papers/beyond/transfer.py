@@ -16,7 +16,7 @@ from math import isfinite, log2, nan
 from typing import TYPE_CHECKING
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.beyond.problems import GPT, NATS, adamw, deviation, mean, raw, score, seeds, steered
+from gyroscope_lab.papers.beyond.problems import GPT, NATS, adamw, deviation, mean, raw, score, seeds, shorter, steered
 from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -42,7 +42,7 @@ class Sizes:
 #: The sizes by scale.
 SIZES = {
     "smoke": Sizes(8, 1, 8, 20, {"width": (16,), "steps": (40,)}),
-    "small": Sizes(32, 2, 16, 160, {"width": (64, 128), "depth": (6,), "batch": (64,), "steps": (640,)}),
+    "small": Sizes(32, 2, 16, 120, {"width": (128,), "depth": (6,), "batch": (64,), "steps": (480,)}),
     "full": Sizes(
         128,
         4,
@@ -53,11 +53,11 @@ SIZES = {
 }
 #: The rates: of steering with AdamW and with Muon inside, and of AdamW.
 GRIDS = {
-    "steer adamw": tuple(0.028 * 2.0**power for power in (-2, -1, 0, 1, 2)),
-    "steer muon": tuple(0.028 * 2.0**power for power in (-2, -1, 0, 1, 2)),
+    "steer adamw": tuple(0.028 * 2.0**power for power in (-1, 0, 1, 2, 3)),
+    "steer muon": tuple(0.028 * 2.0**power for power in (-1, 0, 1, 2, 3)),
     "AdamW": tuple(2.0**power for power in (-10, -9, -8, -7, -6)),
 }
-_SMOKE_GRID = slice(1, 3)
+_SMOKE_GRID = slice(0, 2)
 _DECAY = 0.1
 # The number of evaluations of a training.
 _READINGS = 4
@@ -86,7 +86,7 @@ def sized(lab: Lab) -> dict[str, Task]:
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> list(sized(Lab(Archive("runs"), "small")))
-    ['smallest', 'width 64', 'width 128', 'depth 6', 'batch 64', 'steps 640']
+    ['smallest', 'width 128', 'depth 6', 'batch 64', 'steps 480']
     """
     sizes = SIZES[lab.scale]
     start = {"width": sizes.width, "depth": sizes.depth, "batch": sizes.batch, "steps": sizes.steps}
@@ -96,7 +96,7 @@ def sized(lab: Lab) -> dict[str, Task]:
 
 
 def _task(lab: Lab, *, width: int, depth: int, batch: int, steps: int) -> Task:
-    base = GPT.at(lab)
+    base = shorter(GPT.at(lab))
     options = dict(base.options) | {"width": width, "depth": depth}
     if lab.scale == "full":
         options |= {"heads": 4, "dropout": 0.0}

@@ -17,7 +17,18 @@ from math import isfinite, sqrt
 from typing import TYPE_CHECKING
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.beyond.problems import GPT, NATS, adamw, deviation, raw, score, seeds, steered, warmed
+from gyroscope_lab.papers.beyond.problems import (
+    GPT,
+    NATS,
+    adamw,
+    deviation,
+    raw,
+    score,
+    seeds,
+    shorter,
+    steered,
+    warmed,
+)
 from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation.warmup import LASTBN, SHOWN, cures, training_accuracy
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -43,7 +54,7 @@ _STARTS = 5.0
 
 def transformer(lab: Lab, kind: str) -> Task:
     """Return the character GPT with its normalization before or after the sums."""
-    base = GPT.at(lab)
+    base = shorter(GPT.at(lab))
     options = dict(base.options) | {"depth": DEPTHS[lab.scale], "post_norm": _KINDS[kind]}
     if lab.scale == "small":
         options["width"] = 32
