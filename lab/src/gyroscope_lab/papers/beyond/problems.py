@@ -33,10 +33,10 @@ POINTS, NATS = 0.5, 0.01
 
 _DIGITS = Source("digits")
 _MADE = Source("made-text", context=16)
-_PART = Source("shakespeare", context=32, characters=300_000)
+_PART = Source("shakespeare", context=32, characters=100_000)
 _WHOLE = Source("shakespeare", context=256)
 _SMALL_IMAGES = Schedule(epochs=5, passes=12, batch=32, cuts=(), cosine=True)
-_SMALL_TEXT = Schedule(epochs=4, drawn=100, batch=16, cuts=(), cosine=True)
+_SMALL_TEXT = Schedule(epochs=4, drawn=75, batch=16, cuts=(), cosine=True)
 _SMOKE_IMAGES = Schedule(epochs=2, passes=2, batch=32, cuts=(), cosine=True)
 _SMOKE_TEXT = Schedule(epochs=2, drawn=15, batch=8, cuts=(), cosine=True)
 _FULL_TEXT = Schedule(epochs=20, drawn=250, batch=64, cuts=(), cosine=True)
@@ -179,17 +179,6 @@ def warmed(task: Task, share: float = WARMUP) -> Task:
     0.2
     """
     return replace(task, schedule=replace(task.schedule, warmup=share * task.schedule.epochs))
-
-
-def shorter(task: Task) -> Task:
-    """Return the task on a third of its part of a text, if it has a part: for trainings of few steps.
-
-    >>> shorter(GPT.small).source.characters, shorter(GPT.full) == GPT.full
-    (100000, True)
-    """
-    if task.source.characters is None:
-        return task
-    return replace(task, source=replace(task.source, characters=task.source.characters // 3))
 
 
 def loss_of(task: Task, result: Result) -> float:

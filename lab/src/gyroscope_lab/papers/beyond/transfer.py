@@ -16,7 +16,7 @@ from math import isfinite, log2, nan
 from typing import TYPE_CHECKING
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.beyond.problems import GPT, NATS, adamw, deviation, mean, raw, score, seeds, shorter, steered
+from gyroscope_lab.papers.beyond.problems import GPT, NATS, adamw, deviation, mean, raw, score, seeds, steered
 from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -96,7 +96,7 @@ def sized(lab: Lab) -> dict[str, Task]:
 
 
 def _task(lab: Lab, *, width: int, depth: int, batch: int, steps: int) -> Task:
-    base = shorter(GPT.at(lab))
+    base = GPT.at(lab)
     options = dict(base.options) | {"width": width, "depth": depth}
     if lab.scale == "full":
         options |= {"heads": 4, "dropout": 0.0}
