@@ -25,7 +25,6 @@ from gyroscope_lab.papers.beyond.problems import (
     raw,
     score,
     seeds,
-    shorter,
     steered,
     warmed,
 )
@@ -54,7 +53,7 @@ _STARTS = 5.0
 
 def transformer(lab: Lab, kind: str) -> Task:
     """Return the character GPT with its normalization before or after the sums."""
-    base = shorter(GPT.at(lab))
+    base = GPT.at(lab)
     options = dict(base.options) | {"depth": DEPTHS[lab.scale], "post_norm": _KINDS[kind]}
     if lab.scale == "small":
         options["width"] = 32
