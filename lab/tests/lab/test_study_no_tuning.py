@@ -98,6 +98,13 @@ def test_a_grid_that_never_ends_is_said_to_end_at_an_edge(tmp_path):
     assert len(tuned.tried) <= 9 + 4 * MOVES
 
 
+def test_decays_that_have_no_effect_are_not_tried(tmp_path):
+    lab = lab_of(tmp_path, by_rate(3**-1, 1e-12))
+    tuned = tune(lab, warmed(GPT.at(lab)), grids(lab, GPT)[0])
+    assert min(decay for _, decay in tuned.tried) == pytest.approx(5e-6)
+    assert tuned.inside
+
+
 def test_a_training_that_diverges_is_never_the_best(tmp_path):
     lab = lab_of(tmp_path, lambda trial: made(loss=float("nan") if trial.recipe.rate > 2e-3 else 3.0))
     tuned = tune(lab, warmed(GPT.at(lab)), grids(lab, GPT)[1])

@@ -50,6 +50,8 @@ Make = Callable[[Task, float, float], Recipe]
 
 #: The steps of a grid beyond its edge, for rates and for decays, and how often each edge may be moved.
 FURTHER, MOVES = (3.0, 10.0), 3
+#: Decays below this have no effect, so that a best decay near it is not at an edge.
+NO_DECAY = 1e-6
 _CHOICE = "steer"
 _NADAMW = Recipe(
     "NadamW",
@@ -174,7 +176,7 @@ def _beyond(best: tuple[float, float], tried: Iterable[tuple[float, float]]) -> 
             moved = best[axis] * FURTHER[axis]
         elif best[axis] == min(line):
             moved = best[axis] / FURTHER[axis]
-        if moved is not None:
+        if moved is not None and (axis == 0 or moved >= NO_DECAY):
             yield (moved, best[1]) if axis == 0 else (best[0], moved)
 
 
