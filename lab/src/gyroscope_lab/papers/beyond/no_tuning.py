@@ -50,8 +50,8 @@ Make = Callable[[Task, float, float], Recipe]
 
 #: The steps of a grid beyond its edge, for rates and for decays, and how often each edge may be moved.
 FURTHER, MOVES = (3.0, 10.0), 3
-#: Decays below this have no effect, so that a best decay near it is not at an edge.
-NO_DECAY = 1e-6
+#: Decays below this share of a grid's lowest have no effect, so that a best decay near it is not at an edge.
+NO_DECAY = 0.1
 _CHOICE = "steer"
 _NADAMW = Recipe(
     "NadamW",
@@ -153,21 +153,24 @@ def tune(lab: Lab, task: Task, grid: Grid) -> Tuned | None:
     None if nothing of the grid is known.
     """
     tried = _scores(lab, task, grid, grid.settings())
+    least = 0.99 * NO_DECAY * min(grid.decays)
     if not tried:
         return None
     for _ in range(2 * MOVES):
         best = min(tried, key=tried.__getitem__)
-        beyond = [] if lab.scale == "smoke" else list(_beyond(best, tried))
+        beyond = [] if lab.scale == "smoke" else list(_beyond(best, tried, least))
         new = _scores(lab, task, grid, beyond)
         if not new:
             break
         tried |= new
     best = min(tried, key=tried.__getitem__)
     [cell] = cells(lab, [Trial(task, grid.make(task, *best), seed) for seed in seeds(lab)])
-    return Tuned(cell, tried, inside=not list(_beyond(best, tried)))
+    return Tuned(cell, tried, inside=not list(_beyond(best, tried, least)))
 
 
-def _beyond(best: tuple[float, float], tried: Iterable[tuple[float, float]]) -> Iterable[tuple[float, float]]:
+def _beyond(
+    best: tuple[float, float], tried: Iterable[tuple[float, float]], least: float
+) -> Iterable[tuple[float, float]]:
     """The settings next to the best along each axis that were not tried, where nothing further out was."""
     for axis in (0, 1):
         line = [setting[axis] for setting in tried if setting[1 - axis] == best[1 - axis]]
@@ -176,7 +179,7 @@ def _beyond(best: tuple[float, float], tried: Iterable[tuple[float, float]]) -> 
             moved = best[axis] * FURTHER[axis]
         elif best[axis] == min(line):
             moved = best[axis] / FURTHER[axis]
-        if moved is not None and (axis == 0 or moved >= NO_DECAY):
+        if moved is not None and (axis == 0 or moved >= least):
             yield (moved, best[1]) if axis == 0 else (best[0], moved)
 
 
