@@ -290,7 +290,8 @@ def _verdicts(lab: Lab, lines: Sequence[Line]) -> list[Verdict]:
         Verdict(
             "of what needs no tuning, steering has the smallest worst gap",
             "the smallest (our aim)",
-            ", ".join(f"{name} {value:.0f}" for name, value in worst.items()) + " (of 0.5 points or 0.01 nats)",
+            ", ".join(f"{name} {value:.0f}" for name, value in worst.items())
+            + " (of 0.5 points or 0.01 nats; Muon without convolutions)",
             decided(worst[_CHOICE] == min(worst.values())),
         )
     )

@@ -199,6 +199,11 @@ def deviation(cell: Cell) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 and all(map(isfinite, values)) else None
 
 
+def decided(lab: Lab, cells: Sequence[Cell]) -> bool:
+    """Return whether a verdict can rest on these cells: each has three seeds, and this is not a smoke test."""
+    return lab.scale != "smoke" and all(len(cell.results) >= len(seeds(lab)) for cell in cells)
+
+
 def tolerance(task: Task) -> float:
     """The smallest difference of `loss_of` that counts."""
     return NATS if task.source.is_text else POINTS

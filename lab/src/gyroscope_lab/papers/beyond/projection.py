@@ -20,6 +20,7 @@ from gyroscope_lab.papers.beyond.problems import (
     RATES,
     VIT,
     Problem,
+    decided,
     deviation,
     raw,
     score,
@@ -63,8 +64,9 @@ class Pair:
 
     @property
     def counts(self) -> bool:
-        """True if the gain, or loss, is more than the tolerance and more than twice its standard error."""
-        return abs(self.gain) > max(tolerance(self.on.task), 2 * self.noise)
+        """True if the gain, or loss, exceeds the tolerance and twice its standard error; False for one seed."""
+        one = min(len(self.on.results), len(self.off.results)) == 1
+        return not one and abs(self.gain) > max(tolerance(self.on.task), 2 * self.noise)
 
 
 def _presets(problem: Problem) -> list[str]:
@@ -132,22 +134,24 @@ def _table(pairs: Sequence[Pair]) -> Table:
 
 
 def _verdicts(lab: Lab, pairs: Sequence[Pair]) -> list[Verdict]:
+    """Conclude from the pairs that have all their seeds; from all pairs, and nothing, if none has."""
+    sure = [pair for pair in pairs if decided(lab, (pair.on, pair.off))]
+    known, pairs = bool(sure), sure or pairs
     better = [pair for pair in pairs if pair.counts and pair.gain > 0]
     worse = [pair for pair in pairs if pair.counts and pair.gain < 0]
     here = f"better in {len(better)}, worse in {len(worse)}, no difference in {len(pairs) - len(better) - len(worse)}"
-    decided = lab.scale != "smoke"
     return [
         Verdict(
             "operation 1 helps: it is better where it makes a difference",
             "Layca has it; one published comparison found the opposite",
             f"{here} of {len(pairs)} pairs",
-            bool(better) and not worse if decided else None,
+            bool(better) and not worse if known else None,
         ),
         Verdict(
             "operation 1 makes no difference: scores agree within 0.5 points, 0.01 nats, or twice the standard error",
             "small steps in high dimensions are nearly tangent",
             f"{here} of {len(pairs)} pairs",
-            not better and not worse if decided else None,
+            not better and not worse if known else None,
         ),
     ]
 

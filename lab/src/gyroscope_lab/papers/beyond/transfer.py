@@ -16,7 +16,7 @@ from math import isfinite, log2, nan
 from typing import TYPE_CHECKING
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.beyond.problems import GPT, NATS, adamw, deviation, mean, raw, score, seeds, steered
+from gyroscope_lab.papers.beyond.problems import GPT, NATS, adamw, decided, deviation, mean, raw, score, seeds, steered
 from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -201,7 +201,8 @@ def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]
         if kind == "AdamW":
             continue
         worst, mine, theirs = max(lost[kind]), mean(lost[kind]), mean(lost["AdamW"])
-        known = lab.scale != "smoke" and all(map(isfinite, lost[kind]))
+        its = [cell for one in (kind, "AdamW") for curve in by_kind[one] for cell in curve.cells.values()]
+        known = decided(lab, its) and all(map(isfinite, lost[kind]))
         found += [
             Verdict(
                 f"{kind}: the rate of the smallest network serves all sizes and lengths",

@@ -21,6 +21,7 @@ from gyroscope_lab.papers.beyond.problems import (
     GPT,
     NATS,
     adamw,
+    decided,
     deviation,
     raw,
     score,
@@ -186,7 +187,7 @@ def _named(cell: Cell) -> str:
 def _verdicts(lab: Lab, its: Sequence[Gain]) -> list[Verdict]:
     if len(its) < len(_KINDS) * len(recipes(lab, transformer(lab, "pre-LN"))):
         return []
-    decided = lab.scale != "smoke"
+    known = decided(lab, [cell for gain in its for cell in (gain.without, gain.warm)])
 
     def told(chosen: Sequence[Gain]) -> str:
         return ", ".join(f"{gain.kind} {gain.without.recipe.name} {gain.value:+.3f}" for gain in chosen) + " nats"
@@ -199,13 +200,13 @@ def _verdicts(lab: Lab, its: Sequence[Gain]) -> list[Verdict]:
             "a post-LN transformer needs a warm-up under AdamW",
             "it does (published)",
             told(post),
-            any(gain.needed for gain in post) if decided else None,
+            any(gain.needed for gain in post) if known else None,
         ),
         Verdict(
             "steered transformers need no warm-up, pre-LN or post-LN",
             f"a warm-up gains at most {NATS} nats (our aim)",
             told(under_layca),
-            not any(gain.needed for gain in under_layca) if decided else None,
+            not any(gain.needed for gain in under_layca) if known else None,
         ),
     ]
 
@@ -221,7 +222,7 @@ def _cures(lab: Lab, deep: Sequence[Cell]) -> list[Verdict]:
         f"{steady:.1f} % under Layca; {plain:.1f} % without LastBN and {cured:.1f} % with it"
     )
     # A network that starts without a cure, as shallow stand-ins do, says nothing about cures.
-    known = stalls and lab.scale != "smoke"
+    known = stalls and decided(lab, deep)
     holds = plain < cured - _STARTS and cured > warm - _STARTS and steady > warm - _STARTS
     return [Verdict(says, "the papers do not compare", here, holds if known else None)]
 
