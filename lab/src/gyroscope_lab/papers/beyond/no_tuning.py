@@ -317,6 +317,8 @@ def _draw(lines: Sequence[Line]) -> Figure:
             color = "C0" if name == line.chosen else "C9" if name.startswith("steer") else "black"
             if gap > shown or not isfinite(gap):
                 ax.text(shown, place, f"{gap:.2g} →", ha="right", va="center", fontsize=6, color=color)
+            elif gap < -shown / 2:
+                ax.text(-shown / 2, place, f"← {gap:.2g}", ha="left", va="center", fontsize=6, color=color)
             else:
                 ax.errorbar(gap, place, xerr=deviation(its[name]), fmt="o", color=color, markersize=4, linewidth=1)
         ax.set(xlim=(-shown / 2, shown), xlabel=unit(line.task))

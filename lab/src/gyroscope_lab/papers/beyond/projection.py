@@ -173,7 +173,7 @@ def _draw(pairs: Sequence[Pair]) -> Figure:
             ax.errorbar(pair.gain, place, xerr=2 * pair.noise, fmt="o", color=color, markersize=4, linewidth=1)
         names = [f"{pair.problem.name}, {pair.inner}, norms {pair.norms}" for pair in reversed(its)]
         ax.set_yticks(range(len(its)), names, fontsize=8)
-        ax.set_xlabel(f"gain of operation 1 ({unit(its[0].on.task)}, ± two standard errors)", fontsize=8)
+        ax.set_xlabel(f"gain ({unit(its[0].on.task)}, ± two standard errors)", fontsize=8)
         ax.spines[["top", "right"]].set_visible(False)
     figure.suptitle("Operation 1: better to the right (gray: no difference)")
     return figure
