@@ -107,6 +107,20 @@ def test_muon_is_refused_on_weights_that_are_not_matrices() -> None:
     assert len(optimizer.param_groups) == 3
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 and later have Muon")
+def test_weights_of_one_dimension_never_reach_muon() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = steer(model, "muon")
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(5, 5))]})
+    rules = {(p.dim(), group["rule"]) for group in optimizer.param_groups for p in group["params"]}
+    assert rules == {(2, "turn"), (2, "plain"), (1, "plain")}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    optimizer.step()  # AdamW moves vectors by its learning rate
+    assert model[1].weight.detach().tolist() == pytest.approx([1 - presets.PRESETS["muon"].others_lr] * 4, rel=1e-5)
+
+
 def test_muon_is_missing_in_older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(ControlError, match=r"torch\.optim\.Muon is not in torch .*; torch 2\.9 and later have"):

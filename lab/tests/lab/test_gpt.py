@@ -80,6 +80,17 @@ def test_logits_are_those_of_a_loop_over_places_and_heads(options, length):
         torch.testing.assert_close(model(text), expected, rtol=1e-9, atol=1e-9)
 
 
+def test_a_post_norm_transformer_normalizes_sums_and_nothing_after_them():
+    model, text = _shaken(post_norm=True), _text(2, 9)
+    with torch.no_grad():
+        x = model.characters(text) + model.places.weight
+        for block in model.blocks:
+            x = block.norm1(x + block.attention(x))
+            x = block.norm2(x + block.linear2(block.gelu(block.linear1(x))))
+        torch.testing.assert_close(model(text), model.classifier(x), rtol=1e-12, atol=1e-12)
+    assert isinstance(model.norm, nn.Identity)
+
+
 @pytest.mark.parametrize("changed", range(1, 9))
 def test_a_later_character_leaves_earlier_logits_as_they_are(changed):
     model = _shaken()

@@ -76,6 +76,7 @@ EXAMPLES = {
     "imagenet-resnet-lastbn-{depth}": "imagenet-resnet-lastbn-18",
     "wrn-{depth}-{width}": "wrn-10-1",
     "gpt-small": "gpt-small",
+    "vit-small": "vit-small",
     "lstm-small": "lstm-small",
 }
 

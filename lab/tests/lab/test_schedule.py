@@ -1,4 +1,4 @@
-from math import inf, nan
+from math import cos, inf, nan, pi
 
 import pytest
 import torch
@@ -63,6 +63,13 @@ def test_another_number_of_epochs_keeps_the_shares_of_cuts_and_of_warming_up():
     assert (schedule.epochs, schedule.milestones, schedule.warmup) == (20, [6, 12, 16], 1.0)
 
 
+def test_a_cosine_falls_to_zero_after_a_linear_warm_up():
+    schedule = Schedule(epochs=10, cuts=(), cosine=True, warmup=1.0)
+    assert schedule.multiplier(0) == pytest.approx(0.1)
+    assert schedule.multiplier(0, 0.5) == pytest.approx(0.55 * (1 + cos(0.05 * pi)) / 2)
+    assert [schedule.multiplier(epoch) for epoch in (5, 10)] == pytest.approx([0.5, 0.0])
+
+
 def test_a_share_of_few_epochs_is_never_cut_off_before_the_first():
     """Otherwise a training of one epoch would have no epoch at its own rate."""
     for epochs in (1, 2, 3):
@@ -85,6 +92,7 @@ def test_a_share_of_few_epochs_is_never_cut_off_before_the_first():
             r"`cuts` must be shares of all epochs, from 0 to 1, got \(0\.5, 80\)\. Try \(0\.8, 0\.9\)",
         ),
         ({"cuts": (nan,)}, r"`cuts` must be shares of all epochs, from 0 to 1, got \(nan,\)\. Try \(0\.8, 0\.9\)"),
+        ({"cosine": True}, r"`cuts` must be empty with a cosine, got \(0\.8, 0\.9\)\. Try cuts=\(\)\."),
         ({"factor": 0.0}, r"`factor` must be a finite number > 0, got 0\.0"),
         ({"factor": inf}, "`factor` must be a finite number > 0, got inf"),
         ({"warmup": -1.0}, r"`warmup` must be a finite number of epochs >= 0, got -1\.0"),

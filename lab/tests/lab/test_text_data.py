@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gyroscope_lab.data import Source
-from gyroscope_lab.data.text import contexts, read_shakespeare, read_text
+from gyroscope_lab.data.text import contexts, made_text, read_shakespeare, read_text
 from gyroscope_lab.errors import LabError
 
 PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 9
@@ -132,3 +132,35 @@ def test_a_file_that_is_not_there_or_far_too_large_is_refused(tmp_path):
 def test_what_a_text_has_not_is_refused(wrong, says):
     with pytest.raises(LabError, match=says):
         Source("shakespeare", **wrong)
+
+
+def test_a_part_of_a_text_is_its_beginning(folder):
+    part = Source("shakespeare", context=4, characters=100).load(folder)
+    whole = read_shakespeare(folder)
+    assert whole.written(part.x_train) == PLAY[: part.x_train.numel()]
+    assert part.x_train.numel() + part.x_test.numel() <= 100
+    assert part.classes == len(set(PLAY))
+
+
+@pytest.mark.parametrize("wrong", [0, -3])
+def test_a_part_without_characters_is_refused(wrong):
+    with pytest.raises(LabError, match=f"`characters` must be a whole number >= 1 for a text, .*got {wrong} for shak"):
+        Source("shakespeare", characters=wrong)
+
+
+def test_images_have_no_characters():
+    with pytest.raises(LabError, match=r"`characters` must be .*None for others, got 9 for digits"):
+        Source("digits", characters=9)
+
+
+def test_the_made_text_needs_no_files_is_always_the_same_and_can_be_learned_from():
+    split = Source("made-text", context=16).load()
+    assert torch.equal(split.x_train, Source("made-text", context=16).load().x_train)
+    assert split.classes == 22
+    text = made_text()
+    assert set(text.written(text.tokens)) == set(text.characters)
+    # Some characters follow others more often: less than the entropy of single characters remains.
+    pairs = torch.zeros(22, 22).index_put_((text.tokens[:-1], text.tokens[1:]), torch.ones(()), accumulate=True)
+    joint, alone = pairs / pairs.sum(), pairs.sum(0) / pairs.sum()
+    given = -(joint * (joint / joint.sum(1, keepdim=True)).log().nan_to_num(neginf=0.0)).sum()
+    assert given < 0.8 * -(alone * alone.log()).sum()

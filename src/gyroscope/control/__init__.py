@@ -7,6 +7,7 @@ from gyroscope.base.lazy import lazy
 if TYPE_CHECKING:
     from gyroscope.control import rates
     from gyroscope.control.graft import Graft
+    from gyroscope.control.joint import Joint
     from gyroscope.control.layca import Layca, block_normalized, hyperball, lars, relative_update
     from gyroscope.control.preconditioners.kfac import KFAC
     from gyroscope.control.preconditioners.quasi_diagonal import QuasiDiagonal
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KFAC",
     "Graft",
+    "Joint",
     "Layca",
     "QuasiDiagonal",
     "SGD_AMom",
@@ -36,6 +38,7 @@ if not TYPE_CHECKING:  # for a type checker, a name that is not listed above is 
         __name__,
         {
             "graft": "Graft",
+            "joint": "Joint",
             "layca": "Layca block_normalized hyperball lars relative_update",
             "preconditioners.kfac": "KFAC",
             "preconditioners.quasi_diagonal": "QuasiDiagonal",

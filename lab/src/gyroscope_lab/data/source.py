@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gyroscope_lab.data.cifar import read_cifar10, read_cifar100
@@ -13,7 +13,7 @@ from gyroscope_lab.data.image_folder import read_imagenet, read_tiny_imagenet
 from gyroscope_lab.data.mnist import read_mnist
 from gyroscope_lab.data.official import Normalization, Official
 from gyroscope_lab.data.split import Split
-from gyroscope_lab.data.text import read_shakespeare
+from gyroscope_lab.data.text import Text, made_text, read_shakespeare
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.kinds import require_kinds
 
@@ -28,8 +28,14 @@ _PHOTOGRAPHS: dict[str, tuple[Callable[..., Official], int]] = {
     "imagenet": (read_imagenet, 224),
 }
 
+# Texts, by their name.
+_TEXTS: dict[str, Callable[[Path | str | None], Text]] = {
+    "made-text": lambda folder: made_text(),
+    "shakespeare": read_shakespeare,
+}
+
 #: The names of the datasets.
-NAMES = ("digits", *_READERS, *_PHOTOGRAPHS, "shakespeare")
+NAMES = ("digits", *_READERS, *_PHOTOGRAPHS, *_TEXTS)
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Source:
         side: the side of the images of Tiny ImageNet and ImageNet; None for the usual 64 and 224 pixels.
         context: the number of characters of a text that a network sees at a time. The examples of a text are pieces of
             that length, and it has no classes to choose from and no pixels to normalize.
+        characters: the number of characters of a text to use, from its beginning; None for all.
 
     >>> split = Source("digits").load()
     >>> split.x_train.shape, split.classes
@@ -66,6 +73,7 @@ class Source:
     seed: int = 0
     side: int | None = None
     context: int = 128
+    characters: int | None = None
 
     def __post_init__(self) -> None:
         require_kinds(self)
@@ -84,13 +92,16 @@ class Source:
             )
         if self.context < 1:
             raise LabError(f"`context` must be a whole number of characters >= 1, got {self.context}.")
+        if self.characters is not None and (self.characters < 1 or not self.is_text):
+            said = "a whole number >= 1 for a text, and None for others"
+            raise LabError(f"`characters` must be {said}, got {self.characters} for {self.name}.")
         if self.is_text and self.per_class is not None:
             raise LabError(f"`per_class` must be None for a text, which has no classes, got {self.per_class}.")
 
     @property
     def is_text(self) -> bool:
         """True if its examples are pieces of a text, where the label of a character is the next character."""
-        return self.name == "shakespeare"
+        return self.name in _TEXTS
 
     def load(self, folder: Path | str | None = None, *, on_progress: Progress | None = None) -> Split:
         """Return the examples, read from the published files; nothing is downloaded.
@@ -108,7 +119,9 @@ class Source:
         if self.name == "digits":
             return self._digits()
         if self.is_text:
-            text = read_shakespeare(folder)
+            text = _TEXTS[self.name](folder)
+            if self.characters is not None:
+                text = replace(text, tokens=text.tokens[: self.characters])
             return text.split(context=self.context, validation=self.validation, seed=self.seed)
         return self._read(folder, on_progress).split(
             validation=self.validation,

@@ -71,6 +71,26 @@ def read_shakespeare(folder: Path | str | None = None) -> Text:
     )
 
 
+def made_text(characters: int = 20_000, *, seed: int = 0) -> Text:
+    """Return a made-up text, for trainings without files: sentences of 40 words, some more frequent than others.
+
+    >>> text = made_text(1000)
+    >>> len(text.tokens), text.characters
+    (1000, ' .abcdefghijklmnopqrst')
+    """
+    generator = np.random.default_rng(seed)
+    letters = np.array(list("abcdefghijklmnopqrst"))
+    words = ["".join(generator.choice(letters, size)) for size in generator.integers(2, 8, 40)]
+    frequency = 1 / np.arange(1, len(words) + 1)
+    sentences: list[str] = []
+    while sum(map(len, sentences)) < characters:
+        chosen = generator.choice(len(words), generator.integers(3, 9), p=frequency / frequency.sum())
+        sentences.append(" ".join(words[one] for one in chosen) + ". ")
+    known = " ." + "".join(letters)
+    tokens = torch.tensor([known.index(one) for one in "".join(sentences)[:characters]])
+    return Text("made text", known, tokens)
+
+
 def contexts(tokens: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return consecutive pieces of `length` tokens, and for each token the one that follows it.
 

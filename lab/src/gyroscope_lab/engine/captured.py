@@ -120,6 +120,10 @@ class Captured(Training):
         with torch.compiler.set_stance("force_eager"):
             return super()._evaluated(x, y)
 
+    def _test_loss(self) -> Tensor:
+        with torch.compiler.set_stance("force_eager"):
+            return super()._test_loss()
+
     def close(self) -> None:
         """Finish the run at any point of the training, and free the memory of its graphs."""
         super().close()

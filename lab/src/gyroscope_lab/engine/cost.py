@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
+from gyroscope_lab import models
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.tasks import TASKS
 from gyroscope_lab.training.trial import Trial
@@ -58,6 +59,10 @@ _OPERATION_ON_GPU, _OPERATION_ON_CPU = 2.5e-14, 1.25e-11
 # that of trials without. Convolutions of few channels and perceptrons of 32 units took 0.8 to 1.8 ms there, perceptrons
 # of 256 units 13 to 16 ms (5 under Adam), because eigenvalues take W³.
 _ANALYSIS_ON_GPU, _ANALYSIS_ON_CPU, _CUBE_ON_CPU = 1.7e-3, 1.2e-3, 7e-10
+# Seconds per operation of a transformer or LSTM on one core of a CPU (a GPT of 3 blocks of width 64), and on an H200 in
+# bf16, a guess of a quarter of its peak. Its weights per block and squared width.
+_SEQUENCE_ON_CPU, _SEQUENCE_ON_GPU = 2.6e-11, 4e-15
+_SEQUENCE_WEIGHTS = {"gpt-small": 12, "vit-small": 12, "lstm-small": 8}
 # Seconds of the shortest kept trainings on an H200 shared by eight, start and end included.
 _LEAST_ON_GPU = 1.0
 _EXAMPLES = {"digits": 200, "mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000, "tiny-imagenet": 100_000}
@@ -117,7 +122,7 @@ def expected(trial: Trial) -> Pace | None:
     its = pace(trial.task)
     if its is None or (trial.conditions is not None and size is None):
         return None
-    on_gpu = trial.task.source.name != "digits"
+    on_gpu = _on_gpu(trial.task)
     seconds, measured = epochs * its.seconds, its.measured
     if on_gpu and size is not None and not trial.recipe.capturable:
         layer = _PERCEPTRON_LAYER_ON_GPU if size.width else _LAYER_ON_GPU
@@ -144,6 +149,8 @@ def pace(task: Task) -> Pace | None:
     >>> round(deep.seconds), deep.measured
     (13, False)
     """
+    if task.model in _SEQUENCE_WEIGHTS:
+        return _of_sequences(task)
     alike = [known for known in TASKS.values() if (known.source.name, known.model) == (task.source.name, task.model)]
     known = next((one for one in alike if one.name == task.name), alike[0] if alike else None)
     if known is None:
@@ -154,6 +161,25 @@ def pace(task: Task) -> Pace | None:
     ratio = steps / (its_steps or steps)
     scaled = PACES.get(known.name)
     return _from_its_size(task) or (None if scaled is None else Pace(ratio * scaled.seconds, measured=False))
+
+
+def _on_gpu(task: Task) -> bool:
+    """Return whether a task is meant for a GPU: not the embedded data, nor the beginning of a text."""
+    return task.source.name not in ("digits", "made-text") and task.source.characters is None
+
+
+def _of_sequences(task: Task) -> Pace | None:
+    """Return the pace of a transformer or LSTM from its operations: six per weight and token; eager on a GPU."""
+    size = models.defaults(task.model) | dict(task.options)
+    steps = task.schedule.drawn or _steps(task)
+    if steps is None:
+        return None
+    tokens = (size["side"] // size["patch"]) ** 2 if task.model == "vit-small" else task.source.context
+    weights = _SEQUENCE_WEIGHTS[task.model] * size["depth"] * size["width"] ** 2
+    operations = 6 * weights * tokens * task.schedule.batch * steps
+    if not _on_gpu(task):
+        return Pace(operations * _SEQUENCE_ON_CPU, measured=False)
+    return Pace(operations * _SEQUENCE_ON_GPU + 4 * size["depth"] * steps * _EAGER_LAYER_ON_GPU, measured=False)
 
 
 class _Size(NamedTuple):

@@ -25,6 +25,7 @@ def gpt(
     tied: bool = False,
     biases: bool = False,
     dropout: float = 0.0,
+    post_norm: bool = False,
 ) -> GPT:
     """Return a model that maps characters [N, T] to logits [N, T, vocab] of the next character at each position.
 
@@ -32,6 +33,9 @@ def gpt(
     causal attention of `heads` heads: softmax(q kᵀ/√d + mask) v, d = width/heads, and a last linear map. Weights start
     from N(0, 0.02²). Those of maps that are added to x start from N(0, 0.02²/(2 depth)), because x is the sum of 2
     `depth` such maps.
+
+    With `post_norm`, blocks are x ← LN(x + A(x)), x ← LN(x + W₂ GELU(W₁ x)), as in the first transformers, and
+    h = W x.
 
     Args:
         seed: the seed of the weights.
@@ -43,6 +47,7 @@ def gpt(
         tied: True to use E as W.
         biases: True for linear maps with biases, which start at 0.
         dropout: the share of x, of attention and of each block's output dropped in training.
+        post_norm: True to normalize sums instead of what is added to them.
 
     >>> model = gpt(0)
     >>> model(torch.zeros(2, 100, dtype=torch.long)).shape
@@ -55,21 +60,21 @@ def gpt(
         raise LabError(f"`width` must be a multiple of the {heads} heads, got {width}.")
     require_share(dropout)
     with torch.random.fork_rng(devices=[]):
-        model = GPT(vocab, context, width, depth, heads, tied=tied, biases=biases, dropout=dropout)
-    _initialize_(model, depth, torch.Generator().manual_seed(seed))
+        model = GPT(vocab, context, width, depth, heads, tied=tied, biases=biases, dropout=dropout, post_norm=post_norm)
+    initialize_(model, depth, torch.Generator().manual_seed(seed))
     return model
 
 
 class Attention(nn.Module):
-    """Causal attention: each position attends to itself and earlier ones; one weight holds q, k and v.
+    """Attention; one weight holds q, k and v. If it is causal, each position attends to itself and earlier ones alone.
 
     >>> Attention(8, 2, biases=False, dropout=0.0)(torch.zeros(3, 5, 8)).shape
     torch.Size([3, 5, 8])
     """
 
-    def __init__(self, width: int, heads: int, *, biases: bool, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, *, biases: bool, dropout: float, causal: bool = True) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.causal = heads, dropout, causal
         self.qkv = nn.Linear(width, 3 * width, bias=biases)
         self.out = nn.Linear(width, width, bias=biases)
 
@@ -78,22 +83,32 @@ class Attention(nn.Module):
         # [N, T, 3 width] -> three of [N, heads, T, width/heads]
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
         dropout = self.dropout if self.training else 0.0
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=dropout)
         out: torch.Tensor = self.out(seen.transpose(1, 2).flatten(2))
         return out
 
 
 class Block(nn.Module):
-    """x ← x + A(LN(x)), then x ← x + W₂ GELU(W₁ LN(x)).
+    """x ← x + A(LN(x)), then x ← x + W₂ GELU(W₁ LN(x)); with `post_norm`, x ← LN(x + A(x)) and so on.
 
     >>> Block(8, 2, biases=False, dropout=0.0)(torch.zeros(3, 5, 8)).shape
     torch.Size([3, 5, 8])
     """
 
-    def __init__(self, width: int, heads: int, *, biases: bool, dropout: float) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        biases: bool,
+        dropout: float,
+        causal: bool = True,
+        post_norm: bool = False,
+    ) -> None:
         super().__init__()
+        self.post_norm = post_norm
         self.norm1 = nn.LayerNorm(width, bias=biases)
-        self.attention = Attention(width, heads, biases=biases, dropout=dropout)
+        self.attention = Attention(width, heads, biases=biases, dropout=dropout, causal=causal)
         self.norm2 = nn.LayerNorm(width, bias=biases)
         self.linear1 = nn.Linear(width, 4 * width, bias=biases)
         self.gelu = nn.GELU()
@@ -102,8 +117,13 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x after the block."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        out: torch.Tensor = x + self.dropout(self.linear2(self.gelu(self.linear1(self.norm2(x)))))
+        out: torch.Tensor
+        if self.post_norm:
+            x = self.norm1(x + self.dropout(self.attention(x)))
+            out = self.norm2(x + self.dropout(self.linear2(self.gelu(self.linear1(x)))))
+        else:
+            x = x + self.dropout(self.attention(self.norm1(x)))
+            out = x + self.dropout(self.linear2(self.gelu(self.linear1(self.norm2(x)))))
         return out
 
 
@@ -125,14 +145,17 @@ class GPT(nn.Module):
         tied: bool = False,
         biases: bool = False,
         dropout: float = 0.0,
+        post_norm: bool = False,
     ) -> None:
         super().__init__()
         self.context = context
         self.characters = nn.Embedding(vocab, width)
         self.places = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.blocks = nn.Sequential(*[Block(width, heads, biases=biases, dropout=dropout) for _ in range(depth)])
-        self.norm = nn.LayerNorm(width, bias=biases)
+        self.blocks = nn.Sequential(
+            *[Block(width, heads, biases=biases, dropout=dropout, post_norm=post_norm) for _ in range(depth)]
+        )
+        self.norm = nn.Identity() if post_norm else nn.LayerNorm(width, bias=biases)
         self.classifier = nn.Linear(width, vocab, bias=False)
         if tied:
             self.classifier.weight = self.characters.weight
@@ -147,7 +170,11 @@ class GPT(nn.Module):
         return logits
 
 
-def _initialize_(model: GPT, depth: int, generator: torch.Generator) -> None:
+def initialize_(model: nn.Module, depth: int, generator: torch.Generator) -> None:
+    """Draw the weights of a transformer of `depth` blocks from the distributions of `gpt`; biases become 0.
+
+    >>> initialize_(nn.ModuleDict({"linear2": nn.Linear(2, 2)}), 1, torch.Generator().manual_seed(0))
+    """
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             ends_on_x = name.endswith(("attention.out.weight", "linear2.weight"))

@@ -17,6 +17,7 @@ from gyroscope_lab.models.imagenet_resnet import imagenet_resnet, imagenet_resne
 from gyroscope_lab.models.lstm import lstm
 from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.models.resnet import preresnet, preresnet_v1, resnet, resnet_lastbn, wrn
+from gyroscope_lab.models.vit import vit
 
 #: name -> (builder, description in one line); {fields} of a name are whole numbers, passed to the builder
 MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
@@ -38,6 +39,7 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     ),
     "wrn-{depth}-{width}": (wrn, "wide residual network of 6n + 4 convolutions; 28-10 has 36,461,232 weights"),
     "gpt-small": (gpt, "decoder-only transformer for characters: 4 blocks of width 128 and 4 heads, unless said"),
+    "vit-small": (vit, "vision transformer: 6 blocks of width 192 and 3 heads on patches of 4×4, unless said"),
     "lstm-small": (lstm, "recurrent language model for characters: 2 LSTM layers of 128 units, unless said"),
 }
 

@@ -67,6 +67,10 @@ _MODULES = (
     "dynamics.grafting",
     "dynamics.batch_size",
     "beyond.diagnosis",
+    "beyond.no_tuning",
+    "beyond.transfer",
+    "beyond.warmup",
+    "beyond.projection",
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
 from gyroscope.base import to_host
 from gyroscope.layers import layers
@@ -90,3 +91,15 @@ def correct(forward: Callable[[Tensor], Tensor], split: Split, x: Tensor, y: Ten
         guesses = forward(split.inputs(inputs.to(y.device))).argmax(dim=-1)
         found += (guesses == labels).sum()
     return found
+
+
+@torch.no_grad()
+def mean_loss(forward: Callable[[Tensor], Tensor], split: Split, x: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the labels, on the device."""
+    found = torch.zeros((), dtype=torch.float64, device=y.device)
+    # Losses need the logits in float32, not their argmax alone: of fewer examples at a time.
+    size = max(1, _AT_ONCE.get(y.device.type, 2000) // max(1, y[:1].numel()))
+    for inputs, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
+        scores = forward(split.inputs(inputs.to(y.device))).float()
+        found += F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
+    return found / y.numel()

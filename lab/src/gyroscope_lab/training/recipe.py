@@ -15,6 +15,7 @@ from gyroscope.control import Layca, SGD_AMom, block_normalized, hyperball, lars
 from gyroscope.layers import layers
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.kinds import require_kinds
+from gyroscope_lab.training.optimizers import FACTORIES
 
 #: The optimizers by name, with the papers' constants.
 OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
@@ -41,8 +42,8 @@ _CAPTURED: dict[str, dict[str, Any]] = {
     "rmsprop": {"capturable": True},
 }
 _MOMENTUM = ("sgd", "sgd-amom", "rmsprop")
-# Optimizers that studies register, and whether they have their own schedules of the rate.
-_REGISTERED: dict[str, tuple[Callable[[Recipe, nn.Module], Optimizer], bool]] = {}
+# Further optimizers, also those that studies register, and whether they have their own schedules of the rate.
+_REGISTERED: dict[str, tuple[Callable[[Recipe, nn.Module], Optimizer], bool]] = dict(FACTORIES)
 
 Decayed = Literal["all", "convolutions"]
 Others = Literal["frozen", "inner"]
@@ -55,7 +56,8 @@ class Recipe:
     Attributes:
         name: the name in figures and tables.
         rate: the learning rate; under a control, ρ.
-        optimizer: one of `OPTIMIZERS`, or one that a study registered (`register`).
+        optimizer: one of `OPTIMIZERS`, one of `gyroscope_lab.training.optimizers`, or one that a study registered
+            (`register`).
         control: one of `CONTROLS`, or None.
         alpha: α of equation 1: the first layers (negative) or the last layers (positive) turn faster.
         weight_decay: λ of the term λw in the gradient, or of AdamW's decay; twice Keras's `l2`.
@@ -230,7 +232,7 @@ def register(name: str, factory: Callable[[Recipe, nn.Module], Optimizer], *, ow
     can be read once the module that registers it is loaded.
 
     Args:
-        name: the value of `Recipe.optimizer`; not one of `OPTIMIZERS`.
+        name: the value of `Recipe.optimizer`; not one of `OPTIMIZERS` or `FACTORIES`.
         factory: returns the optimizer of a recipe for a model. It reads `rate`, `weight_decay`, `momentum` and
             `options` from the recipe.
         own_rates: True if the optimizer has its own schedule of learning rates, in place of the task's.
@@ -239,8 +241,8 @@ def register(name: str, factory: Callable[[Recipe, nn.Module], Optimizer], *, ow
     >>> type(Recipe("Rprop", rate=0.1, optimizer="rprop").make(nn.Linear(2, 2))).__name__
     'Rprop'
     """
-    if name in OPTIMIZERS:
-        raise LabError(f"`name` must not be one of {', '.join(OPTIMIZERS)}, got {name!r}. Try another name.")
+    if name in (taken := [*OPTIMIZERS, *FACTORIES]):
+        raise LabError(f"`name` must not be one of {', '.join(taken)}, got {name!r}. Try another name.")
     _REGISTERED[name] = factory, own_rates
 
 
@@ -250,13 +252,19 @@ def _inside(optimizer: str) -> dict[str, Any]:
 
 
 def with_options_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved state with its options replaced by those of `optimizer`.
+    """Return a saved state with the rate, and where steps read it, of `optimizer`.
 
-    Both come from the same recipe, and differ only in where the rate is: captured steps read it from the device.
+    Both come from the same recipe, and differ only in where the rate is: captured steps read it from the device. Other
+    entries of a group may count steps, as those of Prodigy do, and are kept.
 
     >>> saved = Recipe("SGD", rate=0.5).make(nn.Linear(2, 2)).state_dict()
     >>> with_options_of(Recipe("SGD", rate=0.1).make(nn.Linear(2, 2)), saved)["param_groups"][0]["lr"]
     0.1
     """
     pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
-    return state | {"param_groups": [own | {"params": group["params"]} for group, own in pairs]}
+    return state | {
+        "param_groups": [
+            own | group | {name: own[name] for name in ("lr", "capturable", "fused") if name in own}
+            for group, own in pairs
+        ]
+    }

@@ -6,7 +6,7 @@ for results in a repository: a training of 100 epochs and 25 layers takes about 
 | in the small form | resolution |
 |---|---|
 | accuracies, final rotation | 1e-6 |
-| `loss`, `norms` | 5 significant digits |
+| `loss`, `test_losses`, `norms` | 5 significant digits |
 | `seconds` | 1e-3 |
 | `rotation` before the last epoch | 1e-4, packed |
 
@@ -24,7 +24,7 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Result:
         rotation: rotation[t][l] is layer l's cosine distance to its initialization after t epochs.
         accuracy: the training accuracy of each epoch, measured during training.
         validation: the validation accuracy after each epoch; empty if no examples were held out.
+        test_losses: the loss on the test examples after each epoch; empty unless the task asks for it.
         norms: ‖w‖ of each layer, at the start and at the end.
         tested: the epoch whose weights were tested, counted from 1.
         ended: the reason why training stopped before its last epoch; None if it did not.
@@ -70,6 +71,7 @@ class Result:
     tested: int = 0
     ended: str | None = None
     seconds: float = field(default=0.0, compare=False)
+    test_losses: list[float] = field(default_factory=list)
 
     @property
     def final_rotation(self) -> list[float]:
@@ -96,6 +98,15 @@ class Result:
         known = [value for value in self.validation if isfinite(value)]
         return max(known) if known else self.test_accuracy
 
+    @property
+    def best_test_loss(self) -> float:
+        """The lowest of `test_losses`; infinite if none is finite.
+
+        >>> Result(0.5, 0.4, loss=[], layers=[], rotation=[], test_losses=[2.1, 1.9, float("nan")]).best_test_loss
+        1.9
+        """
+        return min((value for value in self.test_losses if isfinite(value)), default=inf)
+
     def as_json(self, *, small: bool = False) -> dict[str, Any]:
         """Return the result as strict JSON: None replaces numbers that are not finite.
 
@@ -109,7 +120,7 @@ class Result:
         if small:
             for name in ("train_accuracy", "test_accuracy", "accuracy", "validation", "rotation"):
                 values[name] = _rounded(values[name], lambda value: round(value, 6))
-            for name in ("loss", "norms"):
+            for name in ("loss", "norms", "test_losses"):
                 values[name] = _rounded(values[name], lambda value: float(f"{value:.5g}"))
             values["seconds"] = round(self.seconds, 3)
         cleaned: dict[str, Any] = {key: _finite(value) for key, value in values.items()}
@@ -130,7 +141,7 @@ class Result:
             if isinstance(known["rotation"], dict):
                 known["rotation"] = _unpacked(known["rotation"], epochs=len(known["loss"]))
             found = cls(**known)
-            rows = [found.loss, found.accuracy, found.validation, *found.rotation, *found.norms]
+            rows = [found.loss, found.accuracy, found.validation, found.test_losses, *found.rotation, *found.norms]
             # A sum raises TypeError for rows that are not numbers.
             _ = [sum(row, start=found.train_accuracy + found.test_accuracy) for row in rows]
             return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil, cos, inf, pi
 
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.kinds import require_kinds
@@ -12,7 +12,7 @@ from gyroscope_lab.kinds import require_kinds
 
 @dataclass(frozen=True)
 class Schedule:
-    """Epochs, batches, and the rate over time: divided by `factor` at each of the `cuts`, after a linear warm-up.
+    """Epochs, batches, and the rate over time: a linear warm-up, then cuts or half a cosine.
 
     Attributes:
         epochs: the number of epochs, of `passes` passes over the examples each.
@@ -24,6 +24,7 @@ class Schedule:
         passes: passes over the examples per epoch; small datasets need no evaluation after every pass.
         restarts: set the optimizer's momentum to zero at every cut.
         drawn: steps per epoch, with batches drawn with replacement, in place of passes; 0 for passes.
+        cosine: lower the rate to 0 along half a cosine, step by step; `cuts` then are empty.
 
     >>> schedule = Schedule(epochs=100, cuts=(0.8, 0.9, 0.97))
     >>> schedule.milestones, [round(schedule.multiplier(epoch), 3) for epoch in (0, 79, 80, 90, 97)]
@@ -39,6 +40,7 @@ class Schedule:
     passes: int = 1
     restarts: bool = False
     drawn: int = 0
+    cosine: bool = False
 
     def __post_init__(self) -> None:
         require_kinds(self)
@@ -47,6 +49,8 @@ class Schedule:
                 raise LabError(f"`{name}` must be a whole number >= {least}, got {getattr(self, name)}.")
         if not all(0 <= cut <= 1 for cut in self.cuts):
             raise LabError(f"`cuts` must be shares of all epochs, from 0 to 1, got {self.cuts}. Try (0.8, 0.9).")
+        if self.cosine and self.cuts:
+            raise LabError(f"`cuts` must be empty with a cosine, got {self.cuts}. Try cuts=().")
         if not 0 < self.factor < inf:
             raise LabError(f"`factor` must be a finite number > 0, got {self.factor}.")
         if not 0 <= self.warmup < inf:
@@ -62,9 +66,15 @@ class Schedule:
         return [max(round(cut * self.epochs), int(cut > 0)) for cut in self.cuts]
 
     def multiplier(self, epoch: int, within: float = 0.0) -> float:
-        """Return the factor of the rate in epoch `epoch`, counted from 0, after the fraction `within` of it."""
-        cut: float = self.factor ** -sum(epoch >= milestone for milestone in self.milestones)
+        """Return the factor of the rate in epoch `epoch`, counted from 0, after the fraction `within` of it.
+
+        >>> [round(Schedule(epochs=4, cuts=(), cosine=True).multiplier(epoch), 2) for epoch in (0, 2, 3)]
+        [1.0, 0.5, 0.15]
+        """
         over = epoch + within
+        cut: float = self.factor ** -sum(epoch >= milestone for milestone in self.milestones)
+        if self.cosine:
+            cut = (1.0 + cos(pi * over / self.epochs)) / 2.0
         if over >= self.warmup:
             return cut
         share = over / self.warmup

@@ -111,7 +111,7 @@ class Spread(Training):
         begin = min(self.rank * each, len(y) - each)
         labels = y[begin : begin + each].clone()
         labels[: self.rank * each - begin] = -1
-        self.model.eval()
+        self._turn_to("eval")
         with self._autocast():
             found = correct(self.model, self.split, x[begin : begin + each], labels)
         dist.all_reduce(found)

@@ -35,6 +35,7 @@ class Task:
         stop_at: stop when the training loss of an epoch is at most this.
         fails: (epoch, accuracy): stop if the training accuracy of this epoch, counted from 0, is at most this.
         precision: the precision of the computation; None for the default of the device.
+        test_loss: measure the loss on the test examples after every epoch.
 
     >>> task = Task("digits", Source("digits"), "digits-cnn")
     >>> task.network(seed=0)[0].weight.shape
@@ -52,6 +53,7 @@ class Task:
     stop_at: float | None = None
     fails: tuple[int, float] | None = None
     precision: Precision | None = None
+    test_loss: bool = False
 
     def __post_init__(self) -> None:
         require_kinds(self)

@@ -22,7 +22,7 @@ from gyroscope_lab.errors import LabError
 from gyroscope_lab.training import checkpoint
 from gyroscope_lab.training.checkpoint import Pace
 from gyroscope_lab.training.feed import Feed
-from gyroscope_lab.training.gauge import Gauge, Reading, correct
+from gyroscope_lab.training.gauge import Gauge, Reading, correct, mean_loss
 from gyroscope_lab.training.last_layer import LastLayer
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.tangents import Tangents
@@ -89,7 +89,7 @@ class Training:
 
     Attributes:
         epoch: the number of completed epochs.
-        loss, accuracy, validation, rotation: as in `Result`.
+        loss, accuracy, validation, test_losses, rotation: as in `Result`.
         ended: the reason to stop early, or None.
         waiting: True while it waits for the readings of an epoch.
         rank, ranks: the rank of this process, and the number of processes; see `gyroscope_lab.training.spread`.
@@ -137,6 +137,7 @@ class Training:
         self.loss: list[float] = []
         self.accuracy: list[float] = []
         self.validation: list[float] = []
+        self.test_losses: list[float] = []
         self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         self.rotation, self.norms = [[0.0] * len(self.gauge.names)], [self.gauge.read()[:, 1].tolist()]
         self.best: tuple[float, int, dict[str, Tensor]] | None = None
@@ -193,13 +194,13 @@ class Training:
         """Train to the end, yielding after every step and while waiting."""
         schedule = self.trial.schedule
         while self.epoch < schedule.epochs and self.ended is None:
-            self.model.train()
+            self._turn_to("train")
             self.feed.shuffle()
             self._sums.zero_()
             for step, count in enumerate(schedule.batches(len(self.split.y_train))):
                 if step == 0 and schedule.restarts and self.epoch in schedule.milestones:
                     self.trial.recipe.forget_momentum(self.optimizer)
-                if step == 0 or self.epoch < schedule.warmup:
+                if step == 0 or schedule.cosine or self.epoch < schedule.warmup:
                     self.trial.recipe.set_rate(self.optimizer, schedule.multiplier(self.epoch, step / self.steps))
                 before = self._sums.clone() if self.trial.every == 1 else None
                 with self.own.turn():
@@ -251,17 +252,29 @@ class Training:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
+    def _turn_to(self, mode: Literal["train", "eval"]) -> None:
+        """Set the mode of the model and, if it has modes, of the optimizer: averaging ones swap weights to evaluate."""
+        getattr(self.model, mode)()
+        getattr(self.optimizer, mode, lambda: None)()
+
     def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
-        self.model.eval()
+        self._turn_to("eval")
         with self._autocast():
             return correct(self.model, self.split, x, y) / y.numel()
 
+    def _test_loss(self) -> Tensor:
+        with self._autocast():
+            return mean_loss(self.model, self.split, self.split.x_test, self.split.y_test)
+
     def _read(self) -> Reading:
-        """Request the readings of an epoch: loss, accuracy, validation accuracy, rotation and norm of every layer."""
+        """Request the readings of an epoch: loss, accuracy, those on held-out examples, rotation and norm by layer."""
+        self._turn_to("eval")
         seen = sum(self.trial.schedule.batches(len(self.split.y_train)))
         values = [self._sums / seen, self.gauge.read().T.flatten()]
         if self.split.x_val is not None and self.split.y_val is not None:
             values.append(self._evaluated(self.split.x_val, self.split.y_val)[None])
+        if self.trial.task.test_loss:
+            values.append(self._test_loss()[None])
         return Reading(torch.cat(values))
 
     def _close_epoch(self, numbers: list[float]) -> None:
@@ -272,9 +285,13 @@ class Training:
         self.rotation.append(numbers[2 : 2 + n])
         self.norms[1:] = [numbers[2 + n : 2 + 2 * n]]
         told = {"loss": numbers[0], "accuracy": numbers[1]}
-        if len(numbers) > 2 + 2 * n:
-            self.validation.append(numbers[-1])
-            told["validation_accuracy"] = numbers[-1]
+        others = iter(numbers[2 + 2 * n :])
+        if self.split.x_val is not None:
+            self.validation.append(next(others))
+            told["validation_accuracy"] = self.validation[-1]
+        if self.trial.task.test_loss:
+            self.test_losses.append(next(others))
+            told["test_loss"] = self.test_losses[-1]
         if self.monitor is not None:
             self.monitor.log(told)
         if self.trial.task.tests == "best" and (self.best is None or self.validation[-1] > self.best[0]):
@@ -308,7 +325,7 @@ class Training:
             test = float(self._evaluated(split.x_test, split.y_test))
         result = Result(
             trained, test, loss=self.loss, layers=self.gauge.names, rotation=self.rotation, accuracy=self.accuracy,
-            validation=self.validation, norms=self.norms, tested=tested, ended=self.ended,
+            validation=self.validation, test_losses=self.test_losses, norms=self.norms, tested=tested, ended=self.ended,
             seconds=self.before + time.perf_counter() - self.began,
         )  # fmt: skip
         if self.monitor is not None and self.folder is not None:

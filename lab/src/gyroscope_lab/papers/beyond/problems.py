@@ -1,0 +1,239 @@
+"""The problems, recipes and scores that the studies of steering share.
+
+Every problem has a task per scale: the embedded digits or a made text for seconds, digits or the beginning of
+tinyshakespeare for minutes on a CPU, and the published data on a GPU. All of them lower the rate to zero along half a
+cosine. Recipes other than steering also have a warm-up over the first twentieth, as is usual; steering has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from gyroscope_lab.data.augment import Augmentation
+from gyroscope_lab.data.source import Source
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.cells import Cell
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.tasks import task
+
+#: ρ of the presets of `gyroscope.steer`, fixed on digits-CNN and on a character GPT before anything else was trained.
+RATES = {"sgd": 3.0**-3, "adamw": 0.028, "muon": 0.028}
+#: The share of the steps over which recipes other than steering warm up.
+WARMUP = 0.05
+#: Smallest differences that count: points of accuracy, and nats of the loss of a text.
+POINTS, NATS = 0.5, 0.01
+
+_DIGITS = Source("digits")
+_MADE = Source("made-text", context=16)
+_PART = Source("shakespeare", context=32, characters=100_000)
+_WHOLE = Source("shakespeare", context=256)
+_SMALL_IMAGES = Schedule(epochs=5, passes=12, batch=32, cuts=(), cosine=True)
+_SMALL_TEXT = Schedule(epochs=4, drawn=75, batch=16, cuts=(), cosine=True)
+_SMOKE_IMAGES = Schedule(epochs=2, passes=2, batch=32, cuts=(), cosine=True)
+_SMOKE_TEXT = Schedule(epochs=2, drawn=15, batch=8, cuts=(), cosine=True)
+_FULL_TEXT = Schedule(epochs=20, drawn=250, batch=64, cuts=(), cosine=True)
+_SMOKE_CNN = Task("cosine-digits-cnn", _DIGITS, "digits-cnn", schedule=_SMOKE_IMAGES, test_loss=True)
+_MADE_SIZE = (("vocab", 22), ("context", 16), ("width", 16), ("depth", 1), ("heads", 2), ("tied", True))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem, with its task per scale.
+
+    Attributes:
+        name: the name in tables and figures.
+        full: the task at full scale.
+        small: the task at the small scale.
+        smoke: the task of a smoke test.
+        convolutional: True if its matrices are kernels, for which there is no Muon.
+    """
+
+    name: str
+    full: Task
+    small: Task
+    smoke: Task
+    convolutional: bool = False
+
+    def at(self, lab: Lab) -> Task:
+        """The task at the laboratory's scale."""
+        return {"full": self.full, "small": self.small, "smoke": self.smoke}[lab.scale]
+
+    @property
+    def preset(self) -> str:
+        """The preset that was better where presets were fixed: SGD on digits-CNN, Muon on the character GPT."""
+        return "sgd" if self.convolutional else "muon"
+
+
+def _images(name: str, full: Task, model: str, *, convolutional: bool = True, **options: Any) -> Problem:
+    """A problem whose stand-in is a network on the digits."""
+    long = replace(full.schedule, cuts=(), cosine=True, restarts=False)
+    whole = replace(full, name=f"cosine-{full.name}", schedule=long, tests="last", stop_at=None, fails=None)
+    own = f"cosine-digits-{model.removeprefix('digits-')}" + "-keras" * options.get("keras", False)
+    small = Task(own, _DIGITS, model, tuple(options.items()), _SMALL_IMAGES, test_loss=True)
+    if full.source == _DIGITS:
+        whole = small
+    smoke = _SMOKE_CNN if convolutional else replace(small, schedule=_SMOKE_IMAGES)
+    return Problem(name, replace(whole, test_loss=True), small, smoke, convolutional)
+
+
+def _text(
+    name: str, model: str, full: dict[str, Any], small: dict[str, Any], smoke: tuple[tuple[str, Any], ...]
+) -> Problem:
+    """A problem on tinyshakespeare, the beginning of it, or a made text."""
+    return Problem(
+        name,
+        Task(f"shakespeare-{model}", _WHOLE, model, tuple(full.items()), _FULL_TEXT, test_loss=True),
+        Task(f"shakespeare-part-{model}", _PART, model, tuple(small.items()), _SMALL_TEXT, test_loss=True),
+        Task(f"made-text-{model}", _MADE, model, smoke, _SMOKE_TEXT, test_loss=True),
+    )
+
+
+_VIT = Task(
+    "c10-vit",
+    Source("cifar-10", validation=0.1),
+    "vit-small",
+    schedule=Schedule(epochs=100, batch=128, drop_last=True),
+    augmentation=Augmentation(),
+)
+DIGITS_CNN = _images("digits-CNN", task("digits"), "digits-cnn")
+GPT = _text(
+    "character GPT",
+    "gpt-small",
+    {"context": 256, "width": 384, "depth": 6, "heads": 6, "tied": True, "dropout": 0.2},
+    {"context": 32, "width": 64, "depth": 2, "heads": 4, "tied": True},
+    _MADE_SIZE,
+)
+LSTM = _text(
+    "LSTM",
+    "lstm-small",
+    {"width": 512, "depth": 2, "dropout": 0.2},
+    {"width": 64, "depth": 2},
+    (("vocab", 22), ("width", 16), ("depth", 1)),
+)
+VIT = _images("ViT", _VIT, "vit-small", convolutional=False, channels=1, side=8, patch=2, width=32, depth=2, heads=2)
+#: The problems. C10-CNN1 has the digits-CNN as its stand-in, and in a smoke test so have all networks of convolutions.
+PROBLEMS = (
+    DIGITS_CNN,
+    _images("C10-CNN1", task("c10-cnn1"), "digits-cnn"),
+    _images("C100-resnet", task("c100-resnet"), "resnet-14", channels=1, keras=True),
+    _images("ResNet-56", task("c10-deep"), "resnet-14", channels=1),
+    VIT,
+    GPT,
+    LSTM,
+)
+
+
+def problems(lab: Lab) -> list[Problem]:
+    """Return the problems whose tasks at this scale differ."""
+    return list({one.at(lab): one for one in reversed(PROBLEMS)}.values())[::-1]
+
+
+def seeds(lab: Lab) -> range:
+    """Return the seeds of a cell that a verdict rests on: three, in a smoke test one."""
+    return range(1 if lab.scale == "smoke" else 3)
+
+
+def steered(inner: str, *, rate: float | None = None, **options: Any) -> Recipe:
+    """Return `gyroscope.steer` under one of its presets, with what is said changed.
+
+    >>> steered("sgd").name, steered("adamw", rate=0.1, project=False).name
+    ('steer sgd', 'steer adamw 0.1, project=False')
+    """
+    changed = "" if rate is None else f" {rate:.3g}"
+    changed += "".join(f", {name}={value}" for name, value in options.items())
+    own = (("inner", inner), *options.items())
+    return Recipe(f"steer {inner}{changed}", rate=rate or RATES[inner], optimizer="steer", options=own)
+
+
+def adamw(task: Task, rate: float, decay: float) -> Recipe:
+    """Return AdamW: with β₂ = 0.95 and without decay of vectors for sequences, else as for images.
+
+    >>> adamw(GPT.small, 1e-3, 0.1).name
+    'AdamW 0.001, decay 0.1'
+    """
+    kind = "adamw-text" if task.source.is_text else "adamw"
+    return Recipe(f"AdamW {rate:.2g}, decay {decay:g}", rate=rate, optimizer=kind, weight_decay=decay)
+
+
+def sgd(task: Task, rate: float, decay: float) -> Recipe:
+    """Return SGD with a momentum of 0.9 and weight decay.
+
+    >>> sgd(DIGITS_CNN.small, 3**-2, 5e-4).name
+    'SGD 0.11, decay 0.0005'
+    """
+    return Recipe(f"SGD {rate:.2g}, decay {decay:g}", rate=rate, momentum=0.9, weight_decay=decay)
+
+
+def warmed(task: Task, share: float = WARMUP) -> Task:
+    """Return the task with a warm-up over a share of its epochs.
+
+    >>> warmed(GPT.small).schedule.warmup
+    0.2
+    """
+    return replace(task, schedule=replace(task.schedule, warmup=share * task.schedule.epochs))
+
+
+def loss_of(task: Task, result: Result) -> float:
+    """Return what is compared, the lower the better: the best test loss of a text, else the test error in percent."""
+    if task.source.is_text:
+        return result.best_test_loss
+    return 100.0 * (1.0 - result.test_accuracy)
+
+
+def score(cell: Cell) -> float:
+    """The mean of `loss_of` over seeds."""
+    return float(np.mean([loss_of(cell.task, result) for result in cell.results]))
+
+
+def deviation(cell: Cell) -> float | None:
+    """The standard deviation of `loss_of` over seeds; None for one seed."""
+    values = [loss_of(cell.task, result) for result in cell.results]
+    return float(np.std(values, ddof=1)) if len(values) > 1 and all(map(isfinite, values)) else None
+
+
+def decided(lab: Lab, cells: Sequence[Cell]) -> bool:
+    """Return whether a verdict can rest on these cells: each has three seeds, and this is not a smoke test."""
+    return lab.scale != "smoke" and all(len(cell.results) >= len(seeds(lab)) for cell in cells)
+
+
+def tolerance(task: Task) -> float:
+    """The smallest difference of `loss_of` that counts."""
+    return NATS if task.source.is_text else POINTS
+
+
+def unit(task: Task) -> str:
+    """The unit of `loss_of`."""
+    return "nats" if task.source.is_text else "points"
+
+
+def raw(cell: Cell) -> dict[str, Any]:
+    """Return the numbers of a cell, seed by seed."""
+    return {
+        "task": cell.task.name,
+        "recipe": cell.recipe.name,
+        "warmup": cell.task.schedule.warmup,
+        "seeds": [
+            {
+                "test": result.test_accuracy,
+                "train": result.train_accuracy,
+                "best_test_loss": result.best_test_loss,
+                "final_test_loss": result.test_losses[-1] if result.test_losses else None,
+                "seconds": round(result.seconds, 1),
+                "ended": result.ended,
+            }
+            for result in cell.results
+        ],
+    }
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; nan for none."""
+    return float(np.mean(values)) if values else float("nan")

@@ -1,0 +1,192 @@
+"""Operation 1 of Layca, on and off: does the projection of steps onto the tangent of the sphere matter?
+
+Layca removes from a step its component along the weights (operation 1) before it sets the length of the rest. Without
+it, a step of the same length is taken as it is and the norm restored: Hyperball. Published results disagree on which
+of the two is better. The study trains every preset of steering both ways, with the same rate and all else equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.beyond.problems import (
+    DIGITS_CNN,
+    GPT,
+    LSTM,
+    RATES,
+    VIT,
+    Problem,
+    decided,
+    deviation,
+    raw,
+    score,
+    seeds,
+    steered,
+    tolerance,
+    unit,
+)
+from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.training.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The problems: one network of each kind.
+PROBLEMS = (DIGITS_CNN, VIT, GPT, LSTM)
+#: How norms are treated: as the presets do, and as Layca does.
+NORMS = ("learned", "held")
+#: The share of pairs that may differ by chance: of three seeds each, one in eight does by two standard errors.
+CHANCE = 0.2
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A preset on a problem, with operation 1 and without."""
+
+    problem: Problem
+    inner: str
+    norms: str
+    on: Cell
+    off: Cell
+
+    @property
+    def gain(self) -> float:
+        """What operation 1 gains, in points or nats."""
+        return score(self.off) - score(self.on)
+
+    @property
+    def noise(self) -> float:
+        """The standard error of the gain over seeds; 0 for one seed."""
+        return sqrt(sum((deviation(one) or 0.0) ** 2 / len(one.results) for one in (self.on, self.off)))
+
+    @property
+    def counts(self) -> bool:
+        """True if the gain, or loss, exceeds the tolerance and twice its standard error; False for one seed."""
+        one = min(len(self.on.results), len(self.off.results)) == 1
+        return not one and abs(self.gain) > max(tolerance(self.on.task), 2 * self.noise)
+
+
+def _presets(problem: Problem) -> list[str]:
+    return [inner for inner in RATES if inner != "muon" or not problem.convolutional]
+
+
+def trials(lab: Lab) -> list[Trial]:
+    """Return every preset with operation 1 and without, with norms learned and held, from all seeds."""
+    return [
+        Trial(problem.at(lab), steered(inner, **options), seed)
+        for problem in PROBLEMS
+        for inner in _presets(problem)
+        for norms in NORMS
+        for options in _both(norms)
+        for seed in seeds(lab)
+    ]
+
+
+def _both(norms: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options with operation 1 and without; the presets say neither, and learn norms."""
+    own: dict[str, Any] = {} if norms == NORMS[0] else {"norms": norms}
+    return own, {**own, "project": False}
+
+
+def conclude(lab: Lab) -> Report:
+    """Report the score of every preset with operation 1 and without."""
+    found = {(cell.task, cell.recipe): cell for cell in cells(lab, trials(lab))}
+    pairs = []
+    for problem in PROBLEMS:
+        task = problem.at(lab)
+        for inner in _presets(problem):
+            for norms in NORMS:
+                on, off = (found.get((task, steered(inner, **options))) for options in _both(norms))
+                if on is not None and off is not None:
+                    pairs.append(Pair(problem, inner, norms, on, off))
+    some(pairs)
+    return Report(
+        {"figure": _draw(pairs)},
+        (_table(pairs),),
+        tuple(_verdicts(lab, pairs)),
+        {"cells": [raw(cell) for pair in pairs for cell in (pair.on, pair.off)]},
+    )
+
+
+def _table(pairs: Sequence[Pair]) -> Table:
+    rows = []
+    for pair in pairs:
+        its = f"{pair.gain:+.3f}", f"{pair.noise:.3f}", unit(pair.on.task), "yes" if pair.counts else "no"
+        rows.append(
+            (pair.problem.name, pair.inner, pair.norms, f"{score(pair.on):.3f}", f"{score(pair.off):.3f}", *its)
+        )
+    columns = (
+        "problem",
+        "preset",
+        "norms",
+        "with operation 1",
+        "without",
+        "gain",
+        "± (standard error)",
+        "unit",
+        "counts",
+    )
+    title = "Test error in percent, or test loss of texts, with operation 1 and without"
+    return Table(title, columns, tuple(rows))
+
+
+def _verdicts(lab: Lab, pairs: Sequence[Pair]) -> list[Verdict]:
+    """Conclude from the pairs that have all their seeds; from all pairs, and nothing, if none has."""
+    sure = [pair for pair in pairs if decided(lab, (pair.on, pair.off))]
+    known, pairs = bool(sure), sure or pairs
+    better = [pair for pair in pairs if pair.counts and pair.gain > 0]
+    worse = [pair for pair in pairs if pair.counts and pair.gain < 0]
+    few = CHANCE * len(pairs)
+    here = f"better in {len(better)}, worse in {len(worse)}, no difference in {len(pairs) - len(better) - len(worse)}"
+    return [
+        Verdict(
+            "operation 1 helps: it is better where it makes a difference",
+            "Layca has it; one published comparison found the opposite",
+            f"{here} of {len(pairs)} pairs",
+            len(better) > few and not worse if known else None,
+        ),
+        Verdict(
+            "operation 1 makes no difference: no more than a fifth of the pairs differ, as by chance",
+            "small steps in high dimensions are nearly tangent",
+            f"{here} of {len(pairs)} pairs",
+            len(better) + len(worse) <= few if known else None,
+        ),
+    ]
+
+
+def _draw(pairs: Sequence[Pair]) -> Figure:
+    """Draw the gain of operation 1, images and texts in a panel each."""
+    from matplotlib.figure import Figure
+
+    parts = [[pair for pair in pairs if pair.on.task.source.is_text is text] for text in (False, True)]
+    parts = [its for its in parts if its]
+    figure = Figure(figsize=(4.4 * len(parts), 0.9 + 0.26 * max(map(len, parts))), layout="constrained")
+    axes = figure.subplots(1, len(parts), squeeze=False)[0]
+    for ax, its in zip(axes, parts, strict=True):
+        most = tolerance(its[0].on.task)
+        ax.axvspan(-most, most, color="0.93")
+        ax.axvline(0, color="0.5", linewidth=0.8)
+        for place, pair in enumerate(reversed(its)):
+            color = "C0" if pair.counts and pair.gain > 0 else "C3" if pair.counts else "0.4"
+            ax.errorbar(pair.gain, place, xerr=2 * pair.noise, fmt="o", color=color, markersize=4, linewidth=1)
+        names = [f"{pair.problem.name}, {pair.inner}, norms {pair.norms}" for pair in reversed(its)]
+        ax.set_yticks(range(len(its)), names, fontsize=8)
+        ax.set_xlabel(f"gain ({unit(its[0].on.task)}, ± two standard errors)", fontsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Operation 1: better to the right (gray: no difference)")
+    return figure
+
+
+STUDIES = (
+    Study(
+        "beyond/projection",
+        "Operation 1: Layca's projection on and off, for every preset of steering",
+        trials,
+        conclude,
+    ),
+)

@@ -1,0 +1,259 @@
+"""Does the best rate of steering move with the size of a network and the length of its training?
+
+A character GPT is trained at several rates ρ of steering, and at several learning rates η of AdamW, from a smallest
+size. Then one thing grows at a time: width, depth, batch, or the number of steps. Two numbers are reported per change:
+how far the best rate moves, in powers of two, and what is lost by keeping the best rate of the smallest.
+
+Rates lie a factor of two apart and are the same for all sizes. A best rate at the edge of its grid is reported as such.
+Both kinds have no warm-up here and lower their rate along half a cosine. AdamW has a decay of 0.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, log2, nan
+from typing import TYPE_CHECKING
+
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.beyond.problems import GPT, NATS, adamw, decided, deviation, mean, raw, score, seeds, steered
+from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one scale: the smallest, and the values to which each thing grows."""
+
+    width: int
+    depth: int
+    batch: int
+    steps: int
+    grows: Mapping[str, tuple[int, ...]]
+
+
+#: The sizes by scale.
+SIZES = {
+    "smoke": Sizes(8, 1, 8, 20, {"width": (16,), "steps": (40,)}),
+    "small": Sizes(32, 2, 16, 120, {"width": (128,), "depth": (6,), "batch": (64,), "steps": (480,)}),
+    "full": Sizes(
+        128,
+        4,
+        32,
+        600,
+        {"width": (256, 512, 1024), "depth": (8, 16), "batch": (128, 512), "steps": (2500, 10_000)},
+    ),
+}
+#: The rates: of steering with AdamW and with Muon inside, and of AdamW.
+GRIDS = {
+    "steer adamw": tuple(0.028 * 2.0**power for power in (-1, 0, 1, 2, 3)),
+    "steer muon": tuple(0.028 * 2.0**power for power in (-1, 0, 1, 2, 3)),
+    "AdamW": tuple(2.0**power for power in (-10, -9, -8, -7, -6)),
+}
+_SMOKE_GRID = slice(0, 2)
+_DECAY = 0.1
+# The number of evaluations of a training.
+_READINGS = 4
+
+
+def kinds(lab: Lab) -> dict[str, tuple[float, ...]]:
+    """Return the rates by kind; all kinds at full scale, two rates in a smoke test."""
+    if lab.scale == "full":
+        return GRIDS
+    if lab.scale == "small":
+        return {name: GRIDS[name] for name in ("steer muon", "AdamW")}
+    return {name: GRIDS[name][_SMOKE_GRID] for name in ("steer adamw", "AdamW")}
+
+
+def recipe(task: Task, kind: str, rate: float) -> Recipe:
+    """Return the recipe of a kind at a rate.
+
+    >>> recipe(GPT.small, "steer muon", 0.014).name
+    'steer muon 0.014'
+    """
+    return adamw(task, rate, _DECAY) if kind == "AdamW" else steered(kind.removeprefix("steer "), rate=rate)
+
+
+def sized(lab: Lab) -> dict[str, Task]:
+    """Return the tasks by name: the smallest first, then one per change.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> list(sized(Lab(Archive("runs"), "small")))
+    ['smallest', 'width 128', 'depth 6', 'batch 64', 'steps 480']
+    """
+    sizes = SIZES[lab.scale]
+    start = {"width": sizes.width, "depth": sizes.depth, "batch": sizes.batch, "steps": sizes.steps}
+    changes = [("smallest", start)]
+    changes += [(f"{name} {to}", start | {name: to}) for name, values in sizes.grows.items() for to in values]
+    return {name: _task(lab, **its) for name, its in changes}
+
+
+def _task(lab: Lab, *, width: int, depth: int, batch: int, steps: int) -> Task:
+    base = GPT.at(lab)
+    options = dict(base.options) | {"width": width, "depth": depth}
+    if lab.scale == "full":
+        options |= {"heads": 4, "dropout": 0.0}
+    schedule = replace(base.schedule, epochs=_READINGS, drawn=steps // _READINGS, batch=batch)
+    name = f"{base.name}-{depth}x{width}-{batch}-{steps}"
+    return replace(base, name=name, options=tuple(options.items()), schedule=schedule)
+
+
+def trials(lab: Lab) -> list[Trial]:
+    """Return every kind at every rate and size, from all seeds."""
+    return [
+        Trial(task, recipe(task, kind, rate), seed)
+        for task in sized(lab).values()
+        for kind, rates in kinds(lab).items()
+        for rate in rates
+        for seed in seeds(lab)
+    ]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The losses of one kind at one size.
+
+    Attributes:
+        kind: the kind of recipe.
+        size: the name of the size.
+        cells: the cell of each rate that is known.
+    """
+
+    kind: str
+    size: str
+    cells: Mapping[float, Cell]
+
+    @property
+    def losses(self) -> dict[float, float]:
+        """The mean loss over seeds by rate; infinite where a seed diverged."""
+        return {rate: score(cell) for rate, cell in self.cells.items()}
+
+    @property
+    def best(self) -> float:
+        """The rate of the lowest loss."""
+        return min(self.losses, key=self.losses.__getitem__)
+
+    @property
+    def at_edge(self) -> bool:
+        """True if the best rate is the lowest or the highest."""
+        return self.best in (min(self.cells), max(self.cells))
+
+    def moved(self, smallest: Curve) -> float:
+        """How far the best rate is from that of the smallest, in powers of two."""
+        return log2(self.best / smallest.best)
+
+    def lost(self, smallest: Curve) -> float:
+        """What is lost with the best rate of the smallest, in nats."""
+        return self.losses.get(smallest.best, nan) - self.losses[self.best]
+
+
+def curves(lab: Lab) -> dict[str, list[Curve]]:
+    """Return the curves of each kind, the smallest size first; sizes of which nothing is known are left out."""
+    found = {(cell.task, cell.recipe): cell for cell in cells(lab, trials(lab))}
+    result: dict[str, list[Curve]] = {}
+    for kind, rates in kinds(lab).items():
+        for size, task in sized(lab).items():
+            its = {rate: found.get((task, recipe(task, kind, rate))) for rate in rates}
+            known = {rate: cell for rate, cell in its.items() if cell is not None}
+            if known:
+                result.setdefault(kind, []).append(Curve(kind, size, known))
+    return result
+
+
+def conclude(lab: Lab) -> Report:
+    """Report how far the best rate moves, and what is lost with the rate of the smallest."""
+    by_kind = {kind: its for kind, its in curves(lab).items() if its[0].size == "smallest"}
+    some(list(by_kind))
+    return Report(
+        {"figure": _draw(by_kind)},
+        tuple(_table(kind, its) for kind, its in by_kind.items()),
+        tuple(_verdicts(lab, by_kind)),
+        {"cells": [raw(cell) for its in by_kind.values() for curve in its for cell in curve.cells.values()]},
+    )
+
+
+def _table(kind: str, its: Sequence[Curve]) -> Table:
+    rows = []
+    for curve in its:
+        best = curve.cells[curve.best]
+        spread = deviation(best)
+        rate = f"{curve.best:.3g}" + (" (edge)" if curve.at_edge else "")
+        told = (f"{score(best):.3f}", spread and f"{spread:.3f}")
+        rows.append((curve.size, rate, *told, f"{curve.moved(its[0]):+.0f}", f"{curve.lost(its[0]):.3f}"))
+    columns = ("size", "best rate", "best test loss", "± over seeds", "moved (powers of 2)", "lost with the smallest's")
+    return Table(kind, columns, tuple(rows))
+
+
+def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]:
+    lost = {kind: [curve.lost(its[0]) for curve in its[1:]] for kind, its in by_kind.items()}
+    moved = {kind: [abs(curve.moved(its[0])) for curve in its[1:]] for kind, its in by_kind.items()}
+    if "AdamW" not in lost or len({len(values) for values in lost.values()}) > 1 or not lost["AdamW"]:
+        return []
+    found = []
+    for kind in lost:
+        if kind == "AdamW":
+            continue
+        worst, mine, theirs = max(lost[kind]), mean(lost[kind]), mean(lost["AdamW"])
+        its = [cell for one in (kind, "AdamW") for curve in by_kind[one] for cell in curve.cells.values()]
+        known = decided(lab, its) and all(map(isfinite, lost[kind]))
+        found += [
+            Verdict(
+                f"{kind}: the rate of the smallest network serves all sizes and lengths",
+                f"at most {NATS} nats are lost (our aim)",
+                f"at most {worst:.3f} nats, {mine:.3f} on average; the best moves by up to 2^{max(moved[kind]):.0f}",
+                worst <= NATS if known else None,
+            ),
+            Verdict(
+                f"{kind}: its best rate moves less than AdamW's, and less is lost by keeping it",
+                "less on average (our aim)",
+                f"2^{mean(moved[kind]):.1f} and {mine:.3f}; AdamW 2^{mean(moved['AdamW']):.1f} and {theirs:.3f} nats",
+                (mine < theirs and mean(moved[kind]) < mean(moved["AdamW"])) if known else None,
+            ),
+        ]
+    return found
+
+
+def _draw(by_kind: Mapping[str, Sequence[Curve]]) -> Figure:
+    """Draw the loss by rate, one panel per kind, one line per size."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.2 + 3.0 * len(by_kind), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(by_kind), squeeze=False, sharey=True)[0]
+    for ax, (kind, its) in zip(axes, by_kind.items(), strict=True):
+        for place, curve in enumerate(its):
+            _line(ax, curve, place)
+        ax.axvline(its[0].best, color="0.6", linewidth=0.8, linestyle=":")
+        ax.set(xscale="log", xlabel="η" if kind == "AdamW" else "ρ")
+        rates = sorted({rate for curve in its for rate in curve.cells})
+        ax.set_xticks(rates, [f"{rate:.2g}" for rate in rates], fontsize=7)
+        ax.minorticks_off()
+        ax.set_title(kind, fontsize=9)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("best test loss (nats)")
+    axes[-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.suptitle("Loss by rate (rings: the best; dotted: that of the smallest)")
+    return figure
+
+
+def _line(ax: Axes, curve: Curve, place: int) -> None:
+    known = {rate: value for rate, value in curve.losses.items() if isfinite(value)}
+    color = "black" if place == 0 else f"C{place - 1}"
+    ax.plot(list(known), list(known.values()), "o-", color=color, markersize=3, linewidth=1.2, label=curve.size)
+    ax.plot(curve.best, curve.losses[curve.best], "o", color=color, markersize=8, fillstyle="none")
+
+
+STUDIES = (
+    Study(
+        "beyond/transfer",
+        "Transfer: the best rate of a character GPT by width, depth, batch and steps",
+        trials,
+        conclude,
+    ),
+)

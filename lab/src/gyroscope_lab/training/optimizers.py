@@ -1,0 +1,128 @@
+"""Optimizers for recipes beyond those of the papers: steering, and what else claims to need little tuning.
+
+Each is a function of a recipe and a model. Two come from packages of their own, which are imported when a training
+needs them: `pip install 'gyroscope-lab[untuned]'`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gyroscope.control import Joint, steer
+from gyroscope.errors import MissingExtraError
+from gyroscope.layers import layers
+
+if TYPE_CHECKING:
+    from gyroscope_lab.training.recipe import Recipe
+
+
+def steered(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """Return `gyroscope.steer` at the recipe's rate; its options are those of `steer`, by default of the preset.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> recipe = Recipe("steer sgd", rate=3**-3, optimizer="steer", options=(("inner", "sgd"),))
+    >>> recipe.make(net).layers
+    ('0.weight',)
+    """
+    return steer(model, rate=recipe.rate, **dict(recipe.options))
+
+
+def muon(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """Return Muon for the matrices that `steer` would turn, and AdamW without decay at `others_lr` for all else.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> [group["rule"] for group in Recipe("Muon", rate=0.02, optimizer="muon").make(net).param_groups]
+    ['turn', 'plain', 'plain']
+    """
+    options: dict[str, Any] = {"others_lr": 1e-2, **dict(recipe.options)}
+    relative = options.pop("others_lr") / recipe.rate
+    groups: list[dict[str, Any]] = [
+        {"params": group["params"], "lr": recipe.rate, "rule": group["rule"], "relative_lr": relative}
+        for group in steer(model, "muon").param_groups
+    ]
+    options = {"weight_decay": recipe.weight_decay, **options}
+    inner = torch.optim.Muon([group for group in groups if group["rule"] == "turn"], **options)
+    plain = [group for group in groups if group["rule"] == "plain"]
+    others = torch.optim.AdamW(plain or [{"params": []}], weight_decay=0.0, betas=(0.9, 0.95))
+    return Joint(inner, others, [*inner.param_groups, *plain])
+
+
+def adamw(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """Return AdamW as language models are trained: β₂ = 0.95 unless said, and decay of layers alone.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> recipe = Recipe("AdamW", rate=1e-3, optimizer="adamw-text", weight_decay=0.1)
+    >>> [group["weight_decay"] for group in recipe.make(nn.Linear(2, 2)).param_groups]
+    [0.1, 0.0]
+    """
+    options = {"betas": (0.9, 0.95), **dict(recipe.options)}
+    return torch.optim.AdamW(_decayed(recipe, model), lr=recipe.rate, **options)
+
+
+def nadamw(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """Return NAdam with decoupled weight decay.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> Recipe("NadamW", rate=1e-3, optimizer="nadamw").make(nn.Linear(2, 2)).defaults["decoupled_weight_decay"]
+    True
+    """
+    options: dict[str, Any] = dict(recipe.options)
+    return torch.optim.NAdam(
+        model.parameters(),
+        lr=recipe.rate,
+        weight_decay=recipe.weight_decay,
+        decoupled_weight_decay=True,
+        **options,
+    )
+
+
+def schedule_free(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """Return Schedule-Free AdamW, which keeps its rate and averages weights instead; it swaps them to evaluate."""
+    kind = _imported("schedulefree").AdamWScheduleFree
+    return _made(kind, model, lr=recipe.rate, weight_decay=recipe.weight_decay, **dict(recipe.options))
+
+
+def prodigy(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """Return Prodigy, which estimates its rate; the recipe's rate, usually 1, is a factor of that."""
+    kind = _imported("prodigyopt").Prodigy
+    return _made(kind, model, lr=recipe.rate, weight_decay=recipe.weight_decay, **dict(recipe.options))
+
+
+#: The optimizers by name, and whether they have their own schedules of the rate.
+FACTORIES: dict[str, tuple[Callable[[Recipe, nn.Module], Optimizer], bool]] = {
+    "steer": (steered, False),
+    "muon": (muon, False),
+    "adamw-text": (adamw, False),
+    "nadamw": (nadamw, False),
+    "schedule-free": (schedule_free, True),
+    "prodigy": (prodigy, False),
+}
+
+
+def _decayed(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
+    weights = {id(layer.parameter) for layer in layers(model)}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if id(p) in weights], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in trained if id(p) not in weights], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _made(kind: Callable[..., Optimizer], model: nn.Module, **options: Any) -> Optimizer:
+    return kind([p for p in model.parameters() if p.requires_grad], **options)
+
+
+def _imported(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(f"this recipe needs {package}: pip install 'gyroscope-lab[untuned]'") from error

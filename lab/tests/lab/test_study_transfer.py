@@ -1,0 +1,90 @@
+from math import log2
+
+import pytest
+
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.beyond.transfer import STUDIES, curves, kinds, sized, trials
+from gyroscope_lab.training.archive import Archive
+from lab.made_lab import raw
+from lab.test_study_no_tuning import lab_of, made
+
+[STUDY] = STUDIES
+
+
+def test_at_full_scale_sizes_are_those_that_were_promised(tmp_path):
+    tasks = sized(Lab(Archive(tmp_path), "full"))
+    options = [dict(task.options) for task in tasks.values()]
+    steps = {task.schedule.epochs * task.schedule.drawn for task in tasks.values()}
+    assert (min(o["width"] for o in options), max(o["width"] for o in options)) == (128, 1024)
+    assert (min(o["depth"] for o in options), max(o["depth"] for o in options)) == (4, 16)
+    assert (min(steps), max(steps)) == (600, 10_000)
+    assert len({task.schedule.batch for task in tasks.values()}) == 3
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small", "full"])
+def test_one_thing_grows_at_a_time(tmp_path, scale):
+    tasks = sized(Lab(Archive(tmp_path), scale))
+    first = tasks.pop("smallest")
+
+    def told(task):
+        size = dict(task.options)
+        return size["width"], size["depth"], task.schedule.batch, task.schedule.drawn
+
+    for name, task in tasks.items():
+        changed = [a != b for a, b in zip(told(task), told(first), strict=True)]
+        assert sum(changed) == 1, name
+
+
+def valleys(moves, *, steep=0.1):
+    """Losses with the best rate of AdamW 2^moves higher for a larger network, and that of steering in place."""
+
+    def make(trial):
+        size = dict(trial.task.options)["width"] > 32
+        steered = trial.recipe.optimizer == "steer"
+        best = 0.028 if steered else 2.0**-9 * 2.0 ** (moves * size)
+        return made(loss=2.0 + steep * abs(log2(trial.recipe.rate / best)))
+
+    return make
+
+
+def test_how_far_the_best_rate_moves_and_what_is_lost_are_those_of_the_losses(tmp_path):
+    lab = lab_of(tmp_path, valleys(2))
+    by_kind = curves(lab)
+    smallest, *others = by_kind["AdamW"]
+    wide = next(curve for curve in others if curve.size == "width 128")
+    assert wide.moved(smallest) == 2
+    assert wide.lost(smallest) == pytest.approx(0.2)
+    assert not wide.at_edge
+    assert {curve.moved(by_kind["steer muon"][0]) for curve in by_kind["steer muon"]} == {0}
+
+
+def test_a_best_rate_at_the_edge_is_said_to_be_there(tmp_path):
+    report = STUDY.conclude(lab_of(tmp_path, valleys(3)))
+    table = next(one for one in report.tables if one.title == "AdamW")
+    assert [row[1].endswith("(edge)") for row in table.rows if row[0].startswith("width")] == [True]
+
+
+@pytest.mark.parametrize(("moves", "expected"), [(2, [True, True]), (0, [True, False])], ids=["AdamW moves", "alike"])
+def test_verdicts_turn_with_the_numbers(tmp_path, moves, expected):
+    report = STUDY.conclude(lab_of(tmp_path, valleys(moves)))
+    assert [verdict.holds for verdict in report.verdicts] == expected
+
+
+def test_a_rate_that_moves_is_not_shown_to_transfer(tmp_path):
+    def make(trial):
+        larger = dict(trial.task.options)["width"] > 32
+        best = (0.028 if trial.recipe.optimizer == "steer" else 2.0**-8) / (2.0 if larger else 1.0)
+        return made(loss=2.0 + 0.1 * abs(log2(trial.recipe.rate / best)))
+
+    report = STUDY.conclude(lab_of(tmp_path, make))
+    assert [verdict.holds for verdict in report.verdicts] == [False, False]
+
+
+def test_a_smoke_test_has_the_numbers_of_the_archive(lab, tmp_path):
+    report = STUDY.run(lab)
+    assert {verdict.holds for verdict in report.verdicts} == {None}
+    losses = [min(raw(lab, trial)["test_losses"]) for trial in trials(lab)]
+    told = [seed["best_test_loss"] for cell in report.numbers["cells"] for seed in cell["seeds"]]
+    assert sorted(told) == pytest.approx(sorted(losses))
+    assert len(report.figures["figure"].axes) == len(kinds(lab))
+    STUDY.save(lab, report, tmp_path)
