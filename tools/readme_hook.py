@@ -23,4 +23,9 @@ class ReadmeHook(MetadataHookInterface):
     def update(self, metadata: dict[str, object]) -> None:
         """Set the description to the README without what a package index cannot show."""
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
-        metadata["readme"] = {"content-type": "text/markdown", "text": LINK.sub(r"\1", FIGURE.sub("", text))}
+        metadata["readme"] = {"content-type": "text/markdown", "text": shown(text)}
+
+
+def shown(readme: str) -> str:
+    """Return a README without relative images, their captions and relative links."""
+    return LINK.sub(r"\1", FIGURE.sub("", readme))
