@@ -114,7 +114,13 @@ def test_what_torch_brought_is_not_replaced_by_the_pinned_versions(run, python, 
     assert not [line for line in pinned if line.startswith(("sympy", "triton", "numpy"))]
     assert [line for line in pinned if line.startswith("pytest==")]
     asked = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("-m pip install")]
-    assert asked[0].endswith("torch==2.6.0")
+    assert asked[0].endswith(" torch==2.6.0 numpy<2.4")
+
+
+def test_a_torch_that_is_not_older_than_the_pinned_one_takes_the_pinned_numpy(run, python, tmp_path):
+    run("--torch", "newest", "--python", python("3.13", torch="2.15.0"))
+    asked = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("-m pip install")]
+    assert asked[0].endswith(" torch")
 
 
 def test_a_pair_that_is_run_again_replaces_its_result(run, python):
