@@ -30,7 +30,7 @@ QUICK  := \
             fault_scores.py demo_words.py study_multipliers.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integrations quick lint types unit gpu bench page docs clean
+.PHONY: help demo test test-integrations quick lint types unit gpu bench matrix dist page docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -99,6 +99,12 @@ bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results
 	$(BIN)/python benchmarks/conditioning_cost.py --device cpu
 	$(BIN)/python benchmarks/report.py
 
+matrix:  ## the library's tests on several versions of torch and Python, in .matrix; writes the table in docs/versions.md
+	$(PYTHON) tools/matrix
+
+dist:  ## build and check wheels and sdists of both packages; writes dist/
+	$(PYTHON) tools/build_dists
+
 page:  ## minify the page's scripts and styles (needs npm); commit what it writes
 	tools/build_page
 
@@ -106,5 +112,5 @@ docs: $(READY)  ## run every example in the documents and check every link betwe
 	$(BIN)/pytest tests/docs
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(FRAMEWORKS) demo build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) .matrix demo build dist .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,11 +1,8 @@
 """The laboratory uses only public names of the library: those that a subpackage lists in `__all__`."""
 
 import ast
-import tomllib
 from importlib import import_module
 from pathlib import Path
-
-import gyroscope
 
 SOURCES = Path(__file__).parents[1] / "src"
 
@@ -29,11 +26,3 @@ def test_the_laboratory_uses_public_names():
         if not is_public(node.module, alias.name)
     }
     assert inside == set()
-
-
-def test_both_packages_have_one_version():
-    library, laboratory = (
-        tomllib.loads((SOURCES.parents[i] / "pyproject.toml").read_text())["project"] for i in (1, 0)
-    )
-    assert library["version"] == laboratory["version"] == gyroscope.__version__
-    assert f"gyroscope[cli,figures,curvature]=={library['version']}" in laboratory["dependencies"]

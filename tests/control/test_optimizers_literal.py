@@ -153,7 +153,6 @@ def test_layca_over_an_optimizer_equals_the_literal_procedure(name, foreach, dty
     assert compared or name in ("SGD", "SGD, weight decay", "SGD, maximize", "reads weights")
 
 
-@pytest.mark.skipif(not hasattr(optim, "Muon"), reason="this torch has no Muon")
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_layca_over_muon_equals_the_literal_procedure(decay):
     params = parameters(torch.float64, [(6, 5), (3, 8)])

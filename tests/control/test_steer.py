@@ -95,8 +95,6 @@ class LearnedNorm:
 @pytest.mark.parametrize("norms", ["learned", "held"])
 @pytest.mark.parametrize("inner", MADE)
 def test_matrices_take_the_literal_step_and_all_else_that_of_adamw(inner: str, norms: Any) -> None:
-    if not hasattr(torch.optim, "Muon") and PRESETS[inner].inner == "Muon":
-        pytest.skip("torch 2.9 and later have Muon")
     model = Tiny().double()
     optimizer = steer(model, inner, rate=RATE, others_lr=OTHERS, norms=norms, heads="plain")
     oracle = copy.deepcopy(model)

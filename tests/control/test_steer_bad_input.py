@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gyroscope import Layca, steer
-from gyroscope.control import lars, presets
+from gyroscope.control import lars
 from gyroscope.errors import ControlError, LayerError
 
 
@@ -94,7 +94,6 @@ def test_what_is_not_a_model_is_refused() -> None:
         steer(list(net().parameters()))  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 and later have Muon")
 def test_muon_is_refused_on_weights_that_are_not_matrices() -> None:
     with pytest.raises(
         ControlError, match=r"Muon orthogonalizes matrices, .*got 0\.weight \(3 dimensions\)\. .*plain="
@@ -107,7 +106,6 @@ def test_muon_is_refused_on_weights_that_are_not_matrices() -> None:
     assert len(optimizer.param_groups) == 3
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 and later have Muon")
 def test_weights_of_one_dimension_never_reach_muon() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     optimizer = steer(model, "muon")
@@ -119,12 +117,6 @@ def test_weights_of_one_dimension_never_reach_muon() -> None:
             p.grad = torch.ones_like(p)
     optimizer.step()  # AdamW moves vectors by its learning rate
     assert model[1].weight.detach().tolist() == pytest.approx([1 - presets.PRESETS["muon"].others_lr] * 4, rel=1e-5)
-
-
-def test_muon_is_missing_in_older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.optim, "Muon", raising=False)
-    with pytest.raises(ControlError, match=r"torch\.optim\.Muon is not in torch .*; torch 2\.9 and later have"):
-        steer(net(), "muon")
 
 
 def test_a_schedule_free_optimizer_keeps_weights_of_its_own() -> None:
@@ -141,8 +133,6 @@ def test_a_schedule_free_optimizer_keeps_weights_of_its_own() -> None:
     [("adamw", 0.09, 0.2, "0.1"), ("sgd", 0.4, 0.5, "0.45"), ("muon", 0.07, 0.1, "0.072")],
 )
 def test_a_rate_beyond_the_stable_range_is_warned_about(inner: str, fine: float, beyond: float, most: str) -> None:
-    if not hasattr(torch.optim, presets.PRESETS[inner].inner):
-        pytest.skip("torch 2.9 and later have Muon")
     steer(net(), inner, rate=fine)  # warnings are errors here
     with pytest.warns(UserWarning, match=rf"beyond the stable range: .* Stay below {re.escape(most)};"):
         steer(net(), inner, rate=beyond)

@@ -128,6 +128,18 @@ def test_a_port_can_be_chosen_and_a_busy_one_is_a_warning(tmp_path, children, ca
     assert not (tmp_path / "run" / "run.sqlite-wal").exists()
 
 
+def test_a_child_that_has_ended_before_it_is_asked_is_the_same_warning(tmp_path, children, caplog, monkeypatch):
+    class Ended(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.wait()
+
+    monkeypatch.setattr(live_page, "_PROGRAM", "raise SystemExit")
+    monkeypatch.setattr(live_page.subprocess, "Popen", Ended)
+    assert live_page.show(tmp_path, 0) is None
+    assert "training goes on: its process has ended at once." in caplog.text
+
+
 def test_a_child_that_ends_at_once_is_a_warning(tmp_path, children, caplog, monkeypatch):
     monkeypatch.setattr(live_page, "_PROGRAM", "raise SystemExit")
     assert live_page.show(tmp_path, 0) is None

@@ -7,6 +7,8 @@ from gyroscope.base import lazy
 if TYPE_CHECKING:
     from gyroscope_lab import data, models
 
+__version__ = "0.1.0"
+
 __all__ = ["data", "models"]
 
 if not TYPE_CHECKING:  # type checkers reject names that are not listed above

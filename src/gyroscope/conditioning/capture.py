@@ -27,10 +27,6 @@ from gyroscope.layers.layer import Layer
 from gyroscope.layers.untouched import tensors
 
 _NUMBERS = count()
-# Since torch 2.8. Before, inputs that a checkpoint will recompute are kept all the same, which takes memory; if one is
-# overwritten in the meantime, its layer is not treated.
-_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-
 _CALLED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag)
 
 
@@ -262,7 +258,7 @@ def _on_gradient(h: Tensor, arrived: Callable[[Tensor], None]) -> None:
 
 def _is_kept(weight: Tensor) -> bool:
     """Return True if the graph keeps the input that a weight is multiplied by, unchanged."""
-    return weight.requires_grad and (_top_hooks is None or _top_hooks(False) is None)
+    return weight.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 def _own(module: nn.Module, by_parameter: dict[int, int], by_module: dict[int, list[int]]) -> list[int]:

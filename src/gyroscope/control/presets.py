@@ -92,15 +92,10 @@ def preset(name: Any) -> Preset:
 
 
 def maker(chosen: Preset) -> Callable[..., Optimizer]:
-    """Return the class of a preset's inner optimizer; torch has Muon from version 2.9 on.
+    """Return the class of a preset's inner optimizer.
 
     >>> maker(preset("adamw")) is torch.optim.AdamW
     True
     """
-    found: Callable[..., Optimizer] | None = getattr(torch.optim, chosen.inner, None)
-    if found is None:
-        raise ControlError(
-            f"torch.optim.{chosen.inner} is not in torch {torch.__version__}; torch 2.9 and later have Muon. Install "
-            'one of them, or try inner="adamw".'
-        )
+    found: Callable[..., Optimizer] = getattr(torch.optim, chosen.inner)
     return found

@@ -67,9 +67,8 @@ _RULES: dict[type[Optimizer], Rule] = {
     torch.optim.Adamax: Rule(kernel="adamax", first="exp_avg", second="exp_inf"),
     torch.optim.Adadelta: Rule(),
     torch.optim.Rprop: Rule(decay="none"),
+    torch.optim.Muon: Rule(decay="decoupled"),
 }
-if hasattr(torch.optim, "Muon"):  # torch 2.9
-    _RULES[torch.optim.Muon] = Rule(decay="decoupled")
 
 UNKNOWN = Rule(reads_weights=True)
 

@@ -324,8 +324,7 @@ def _with_options(make: Any, groups: list[Group], options: dict[str, Any]) -> An
 
 def _check_muon(make: Any, weights: Sequence[tuple[str, Tensor]]) -> None:
     """Reject weights that Muon cannot orthogonalize: vectors, convolutions, and experts in one tensor."""
-    muon = getattr(torch.optim, "Muon", None)
-    if muon is None or (make is not muon and not isinstance(make, muon)):
+    if make is not torch.optim.Muon and not isinstance(make, torch.optim.Muon):
         return
     wrong = [f"{name} ({p.dim()} dimensions)" for name, p in weights if p.dim() != 2]
     if wrong:

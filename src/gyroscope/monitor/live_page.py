@@ -42,7 +42,8 @@ class _Child:
         )  # fmt: skip
         answered: dict[str, Any] = {}
         try:
-            self._send({"folder": str(path), "port": port})
+            with suppress(BrokenPipeError):  # it has ended already, which the reader finds out
+                self._send({"folder": str(path), "port": port})
             reader = Thread(target=self._read, args=(answered,), daemon=True)
             reader.start()
             reader.join(_START)

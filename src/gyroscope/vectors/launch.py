@@ -140,10 +140,6 @@ def relauncher(compiled: Any, programs: int) -> Callable[..., None] | None:
     """
     if not hasattr(compiled, "function"):
         return None
-    import triton
-
-    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
-        return None  # compiled kernels were called without the arguments that are compiled in
     launch: Callable[..., None] = compiled[(programs, 1, 1)]
     return launch
 
