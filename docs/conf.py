@@ -26,7 +26,6 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "sphinx_design",
     "reference",
     "commands",
 ]
@@ -65,7 +64,7 @@ nb_execution_excludepatterns = ["notebooks/*"]  # which are kept with their outp
 nb_merge_streams = True
 
 highlight_language = "text"
-default_role = "code"
+smartquotes_action = "D"  # dashes alone
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 90
@@ -141,7 +140,8 @@ def _open_sections(app: Any, docname: str, source: list[str]) -> None:
     """Leave out of the front page's lists the patterns that no page matches."""
     if docname == "index":
         lines = source[0].splitlines(keepends=True)
-        source[0] = "".join(one for one in lines if not one.rstrip().endswith("*") or any(HERE.glob(f"{one.strip()}.*")))
+        kept = [one for one in lines if not re.fullmatch(r"[\w/]+\*\n", one) or any(HERE.glob(f"{one.strip()}.*"))]
+        source[0] = "".join(kept)
 
 
 def setup(app: Any) -> None:

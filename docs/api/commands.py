@@ -38,15 +38,21 @@ def commands() -> Iterator[tuple[str, Any, Any]]:
     yield from below(top, top.context_class(top, info_name="gyroscope"))
 
 
+def _plain(text: str) -> str:
+    """Return text in which the names of options are code."""
+    return re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", text)
+
+
 def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "\\<").strip()
+    return _plain(re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "\\<").strip())
 
 
 def section(path: str, command: Any, context: Any) -> str:
     """Return the section of a command: its usage, its help, its arguments and options."""
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     text = re.sub(r"^[ \t]+", "", command.help or "", flags=re.MULTILINE)
-    text = re.sub(r"^For example: (.*(?:\n.+)*)", r"```\n\1\n```", text, flags=re.MULTILINE)
+    text, *examples = re.split(r"^For example: ", text, flags=re.MULTILINE)
+    text = _plain(text) + "".join(f"For example:\n\n```\n{one.strip()}\n```\n\n" for one in examples)
     rows = [one.get_help_record(context) for one in command.params]
     table = ["| | |", "|---|---|", *(f"| `{given}` | {_cell(said)} |" for given, said in filter(None, rows))]
     return "\n".join([f"## {path}", "", "```", usage, "```", "", text, "", *(table if len(table) > 2 else [])])

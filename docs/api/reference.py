@@ -8,10 +8,12 @@ Finding names needs no Sphinx, so that the tests do it too. `setup` is what the 
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -159,7 +161,8 @@ def inline(text: str) -> str:
             parts[i] = f"``{part}``" + ("\\ " if after.isalnum() or after == "_" else "") if part else ""
         else:
             kept = re.sub(r"(?<![\w*])\*(\w[^*]*)\*(?![\w*])", "\0\\1\0", part)  # emphasis
-            parts[i] = re.sub(r"([|*\\]|_(?!\w))", r"\\\1", kept).replace("\0", "*")
+            kept = re.sub(r"([|*\\]|_(?!\w))", r"\\\1", kept).replace("\0", "*")
+            parts[i] = re.sub(r"\bdocs/(\w+)\.md\b", r":doc:`docs/\1.md </\1>`", kept)
     return "".join(parts)
 
 
@@ -272,6 +275,19 @@ def import_adapters() -> None:
         del sys.modules[path]
 
 
+def import_types() -> None:
+    """Import what modules import for type checkers alone, so that types in signatures are known."""
+    for path, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if path.partition(".")[0] not in ("gyroscope", "gyroscope_lab") or Path(file).name == "__init__.py":
+            continue
+        for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                for line in (one for one in node.body if isinstance(one, ast.Import | ast.ImportFrom)):
+                    with suppress(ImportError):
+                        exec(ast.unparse(line), vars(module))
+
+
 def _dots(path: str) -> list[int]:
     return [i for i, letter in enumerate(path) if letter == "."]
 
@@ -279,6 +295,8 @@ def _dots(path: str) -> list[int]:
 def write_pages(app: Any) -> None:
     """Write the pages that changed."""
     import_adapters()
+    homes()  # imports all modules
+    import_types()
     for module in PAGES:
         file, text = page_file(module), page_text(module)
         if not file.exists() or file.read_text(encoding="utf-8") != text:

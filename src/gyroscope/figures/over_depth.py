@@ -96,7 +96,11 @@ _THROUGHOUT: dict[Mark, str] = {"^": "infinite throughout", "v": "0 throughout",
 
 @dataclass(frozen=True)
 class Line:
-    """One value per layer, NaN where undefined, of one of several `network`s."""
+    """One value per layer, NaN where undefined, of one of several `network`s.
+
+    >>> Line(np.array([1.0, np.inf]), 0, colours(1)[0], "-", "o").network
+    0
+    """
 
     values: Values
     network: int
