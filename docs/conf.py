@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "api"))  # reference.py and commands.py
+sys.path.insert(0, str(HERE / "api"))  # reference.py and command_line.py
 
 import gyroscope  # noqa: E402
 
@@ -27,7 +27,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "reference",
-    "commands",
+    "command_line",
 ]
 exclude_patterns = ["_build", "**/.*", "**/README.md"]
 templates_path = ["_templates"]

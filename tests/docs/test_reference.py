@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs" / "api"))
 
-import commands  # noqa: E402
+import command_line  # noqa: E402
 import reference  # noqa: E402
 
 ADAPTERS = reference.SECTIONS["gyroscope.integrations"]
@@ -20,10 +20,19 @@ MODULES = [
 ]
 
 
+#: Sinks whose tools are installed for `tests/integrations/test_optional_*.py` alone.
+APART = {"MLflow", "Trackio", "Wandb"}
+
+
+def has_example(docstring):
+    """True if a docstring has a line of code that is run."""
+    return any(">>>" in line and "+SKIP" not in line for line in (docstring or "").splitlines())
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_function_and_class_has_an_example(module):
-    described = [name for name in reference.names(module) if name.sort != "data"]
-    assert [name.name for name in described if ">>>" not in (name.value.__doc__ or "")] == []
+    described = [name for name in reference.names(module) if name.sort != "data" and name.name not in APART]
+    assert [name.name for name in described if not has_example(name.value.__doc__)] == []
 
 
 @pytest.mark.parametrize("module", ADAPTERS)
@@ -33,7 +42,7 @@ def test_every_adapter_has_an_example(module):
     made = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     public = [node for node in made if not node.name.startswith("_") or node.name == "_Watching"]
     assert public
-    assert [node.name for node in public if ">>>" not in (ast.get_docstring(node) or "")] == []
+    assert [node.name for node in public if not has_example(ast.get_docstring(node))] == []
 
 
 def test_every_constant_is_described():
@@ -54,17 +63,9 @@ def test_every_package_that_lists_names_is_in_the_reference():
     assert listing - inside - {*MODULES} == set()
 
 
-def test_a_name_is_described_once():
-    at = [reference.home(name) for module in MODULES for name in reference.names(module)]
-    assert reference.home(next(n for n in reference.names("gyroscope.control") if n.name == "Layca")).path == (
-        "gyroscope.Layca"
-    )
-    assert {name.path for name in at} <= {name.path for module in MODULES for name in reference.names(module)}
-
-
 def test_the_page_of_commands_has_every_command_and_all_its_options():
-    pages = {path: commands.section(path, command, context) for path, command, context in commands.commands()}
+    pages = {path: command_line.section(path, command, context) for path, command, context in command_line.commands()}
     assert {"gyroscope show", "gyroscope live", "gyroscope train", "gyroscope data get"} <= {*pages}
-    for path, command, _ in commands.commands():
+    for path, command, _ in command_line.commands():
         options = [option for one in command.params for option in one.opts if option.startswith("--")]
         assert [option for option in options if option not in pages[path]] == []

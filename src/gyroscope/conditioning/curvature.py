@@ -221,7 +221,7 @@ def fisher_product(f: Network, scores: Scores) -> Product:
     >>> net, x = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [0.0, 3.0]])
     >>> f = network(net, ["weight"], Batch((x,), {}, torch.zeros(2, 1)), torch.float64)
     >>> scores = scores_of(nn.functional.mse_loss, first_output(f), f.batch.target, "model", torch.Generator())
-    >>> fisher_product(f, scores)(torch.ones(2, dtype=torch.float64))
+    >>> fisher_product(f, scores)(torch.ones(2, dtype=torch.float64)).round(decimals=6)
     tensor([1., 9.], dtype=torch.float64)
     """
     return _sandwich(f, lambda output: lambda t: scores.times(t) / scores.samples)

@@ -286,6 +286,7 @@ class Rates:
         layers: the layers' names, in forward order.
         tangents: `[steps, layers]`, float64.
 
+    >>> import tempfile
     >>> rates = Rates(("weight",), torch.tensor([[0.25], [0.125]], dtype=torch.float64))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     rates.save(f"{folder}/rates.pt")
@@ -359,8 +360,8 @@ class Recorder:
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> recorder = Recorder(model, optimizer)
     >>> model(torch.ones(1, 3)).sum().backward(); optimizer.step()
-    >>> recorder.close()
-    >>> recorder.rates.layers, tuple(recorder.rates.tangents.shape)
+    >>> rates = recorder.close()
+    >>> rates.layers, tuple(rates.tangents.shape)
     (('weight',), (1, 1))
     """
 

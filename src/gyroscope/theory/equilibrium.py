@@ -216,7 +216,7 @@ class Equilibrium(NamedTuple):
 
     >>> found = equilibrium(0.1, 5e-4)
     >>> round(found.rate, 5), round(found.half_life)
-    (0.01, 3465)
+    (0.01, 3466)
     """
 
     rate: float

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-PAGE = Path(__file__).parent / "commands.md"
+PAGE = Path(__file__).parent / "command_line.md"
 _INTRODUCTION = """\
 # Command line
 
