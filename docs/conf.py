@@ -48,9 +48,8 @@ if os.environ.get("GYROSCOPE_DOCS_INTERSPHINX"):
     }
 
 # Markdown as GitHub reads it, with what the front page and the tutorials need.
-myst_enable_extensions = ["colon_fence", "deflist", "linkify"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
-myst_linkify_fuzzy_links = False
 
 # Tutorials are executed. Outputs are kept for as long as neither the tutorial nor the library changes.
 _SOURCES = sorted(file for package in ("src", "lab/src") for file in (HERE.parent / package).rglob("*.py"))
@@ -118,7 +117,8 @@ def _read(app: Any, docname: str, source: list[str]) -> None:
     if moved is not None:
         source[0] = moved.read_text(encoding="utf-8")
         app.env.note_dependency(str(moved))
-    outside = os.environ.get("GYROSCOPE_DOCS_SOURCE") or os.path.relpath(HERE.parent, (HERE / "_build/html" / docname).parent)
+    built = HERE / "_build" / "html" / docname
+    outside = os.environ.get("GYROSCOPE_DOCS_SOURCE") or os.path.relpath(HERE.parent, built.parent)
 
     def adapted(link: re.Match[str]) -> str:
         path, mark, anchor = link[2].partition("#")

@@ -143,7 +143,7 @@ def _comment(module: str, name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Docstrings: Markdown in the text, Google style in the sections. reStructuredText has other ideas about `code`, |x| and w_.
+# Docstrings: Markdown in the text, Google style in the sections; reStructuredText reads `code`, |x| and w_ differently.
 
 
 def inline(text: str) -> str:
@@ -182,7 +182,7 @@ def restructured(lines: list[str]) -> list[str]:
         starts = indented and not in_formula and (not out or not out[-1].strip())
         if starts:
             out += ["::", ""]
-        in_formula = indented and (starts or in_formula) or (blank and in_formula)
+        in_formula = (indented and (starts or in_formula)) or (blank and in_formula)
         out.append(line if blank or in_example or in_formula else inline(line))
     return out
 

@@ -362,7 +362,7 @@ def live(
 
     >>> live("no such folder")
     Traceback (most recent call last):
-    gyroscope.errors.PageError: `folder` must be a run or a folder with runs, got ...no such folder, which is no folder. ...
+    gyroscope.errors.PageError: `folder` must be a run or a folder with runs, got ...no such folder...
     """
     top = Path(folder).absolute()
     if not top.is_dir():

@@ -51,7 +51,8 @@ class QuantityInfo:
 class Rows:
     """Series of the layers of one part: `values[quantity]` is `[steps, layers of the part]`; NaN means unknown.
 
-    >>> Rows(0, np.array([0, 1]), {"rotation": np.array([[0.0, 0.0], [0.25, 0.5]], np.float32)}).values["rotation"].shape
+    >>> rows = Rows(0, np.array([0, 1]), {"rotation": np.array([[0.0, 0.0], [0.25, 0.5]], np.float32)})
+    >>> rows.values["rotation"].shape
     (2, 2)
     """
 

@@ -74,7 +74,7 @@ def check(connection: sqlite3.Connection, file: Path) -> None:
     >>> connection = sqlite3.connect(":memory:")
     >>> check(connection, Path("other.sqlite"))
     Traceback (most recent call last):
-    gyroscope.errors.StoreError: other.sqlite is not a run: another program has written this database. Use another folder.
+    gyroscope.errors.StoreError: other.sqlite is not a run: another program has written this database. ...
     >>> connection.close()
     """
     connection.execute("PRAGMA trusted_schema = OFF")
