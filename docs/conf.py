@@ -81,6 +81,7 @@ html_title = "Gyroscope"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_favicon = "_static/mark.svg"
+html_show_search_summary = False  # for which the search would have to fetch pages, which no browser does from the disk
 html_show_sourcelink = False
 html_copy_source = False
 html_sidebars = {"**": ["contents.html"]}

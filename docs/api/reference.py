@@ -348,20 +348,26 @@ def setup(app: Any) -> dict[str, bool]:
 
         def run(self, **kwargs: Any) -> None:
             objects = self.env.domains["py"].objects
-            known = getattr(self.env, "gyroscope_targets", None)
-            if known is None:
-                known = self.env.gyroscope_targets = _targets(objects)
+            here = self.env.docname
             for node in list(self.document.findall(nodes.literal)):
                 word = re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*\))?", node.astext())
-                at = known.get(word[1]) if word else None
                 above = node.parent
-                while above is not None and not isinstance(above, (nodes.reference, nodes.title, desc_signature)):
+                while above is not None and not isinstance(above, nodes.reference | nodes.title | desc_signature):
                     above = above.parent
-                if at is None or above is not None or at not in objects:
+                if word is None or above is not None:
                     continue
-                entry = objects[at]
-                made = make_refnode(app.builder, self.env.docname, entry.docname, entry.node_id, node.deepcopy(), at)
-                node.replace_self(made)
+                entry = objects.get(known().get(word[1], ""))
+                if word[1] in PAGES and (entry is None or here == "api/index"):
+                    place, anchor = f"api/{word[1]}", ""
+                elif entry is not None:
+                    place, anchor = entry.docname, entry.node_id
+                else:
+                    continue
+                node.replace_self(make_refnode(app.builder, here, place, anchor, node.deepcopy(), word[1]))
+
+    @cache
+    def known() -> dict[str, str]:
+        return _targets(app.env.domains["py"].objects)
 
     app.connect("builder-inited", write_pages, priority=100)
     app.connect("autodoc-process-docstring", _docstring, priority=100)

@@ -1,4 +1,4 @@
-"""The site that `make docs` has built: it makes no request, its links lead somewhere, its search works from the disk."""
+"""The site that `make docs` has built: it makes no request, its links lead somewhere, and its search works offline."""
 
 import re
 from functools import cache
