@@ -71,9 +71,8 @@ python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-napoleon_use_ivar = True
 napoleon_use_rtype = False
-napoleon_custom_sections = ["Reference"]
+napoleon_custom_sections = ["Reference", ("Attributes", "params_style")]
 copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "pydata_sphinx_theme"

@@ -54,7 +54,8 @@ def section(path: str, command: Any, context: Any) -> str:
     text, *examples = re.split(r"^For example: ", text, flags=re.MULTILINE)
     text = _plain(text) + "".join(f"For example:\n\n```\n{one.strip()}\n```\n\n" for one in examples)
     rows = [one.get_help_record(context) for one in command.params]
-    table = ["| | |", "|---|---|", *(f"| `{given}` | {_cell(said)} |" for given, said in filter(None, rows))]
+    cells = [(given.replace("|", "\\|"), _cell(said)) for given, said in filter(None, rows)]
+    table = ["| | |", "|---|---|", *(f"| `{given}` | {said} |" for given, said in cells)]
     return "\n".join([f"## {path}", "", "```", usage, "```", "", text, "", *(table if len(table) > 2 else [])])
 
 

@@ -357,7 +357,7 @@ def setup(app: Any) -> dict[str, bool]:
                 if word is None or above is not None:
                     continue
                 entry = objects.get(known().get(word[1], ""))
-                if word[1] in PAGES and (entry is None or here == "api/index"):
+                if word[1] in PAGES and (here == "api/index" or (entry is None and "." in word[1])):
                     place, anchor = f"api/{word[1]}", ""
                 elif entry is not None:
                     place, anchor = entry.docname, entry.node_id

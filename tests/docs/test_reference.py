@@ -1,6 +1,7 @@
 """The reference: every public function and class of both packages has an example that the tests run."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -69,3 +70,5 @@ def test_the_page_of_commands_has_every_command_and_all_its_options():
     for path, command, _ in command_line.commands():
         options = [option for one in command.params for option in one.opts if option.startswith("--")]
         assert [option for option in options if option not in pages[path]] == []
+        rows = [line for line in pages[path].splitlines() if line.startswith("| ")]
+        assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} <= {3}
