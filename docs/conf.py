@@ -58,6 +58,7 @@ nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE / "_build" / "executed" / _STATE)
 nb_execution_timeout = 60
 nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 nb_execution_in_temp = True
 nb_execution_excludepatterns = ["notebooks/*"]  # which are kept with their outputs
 nb_merge_streams = True
@@ -146,5 +147,7 @@ def _open_sections(app: Any, docname: str, source: list[str]) -> None:
 
 def setup(app: Any) -> None:
     """Connect to Sphinx."""
+    # Where a build fails early, the theme would copy its logo to a file of this name.
+    Path(app.outdir, "_static").mkdir(parents=True, exist_ok=True)
     app.connect("source-read", _read)
     app.connect("source-read", _open_sections)
