@@ -108,7 +108,9 @@ page:  ## minify the page's scripts and styles (needs npm); commit what it write
 	tools/build_page
 
 docs: $(DOCS)/.ready  ## build the site from docs/ into docs/_build/html, in .venv-docs, and check it; warnings are errors
-	$(DOCS)/bin/sphinx-build -b html -W --keep-going -n -q -j 2 docs docs/_build/html
+	@# Sphinx does not read again what did not change, so a failed build is forgotten: it would pass the second time.
+	$(DOCS)/bin/sphinx-build -b html -W --keep-going -n -q -j 2 docs docs/_build/html \
+	    || { rm -rf docs/_build/html/.doctrees; exit 1; }
 	$(DOCS)/bin/pytest tests/docs/site
 
 test-docs: $(READY)  ## run every example in the documents and check every link between them
