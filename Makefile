@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # An environment of its own for the frameworks that the integrations are for, so that `make test` shows what works without.
 FRAMEWORKS := .venv-integrations
+# And one for building the site.
+DOCS := .venv-docs
 
 # Tests start many processes. Where Python must not keep what it compiled, each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,14 +32,14 @@ QUICK  := \
             fault_scores.py demo_words.py study_multipliers.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integrations quick lint types unit gpu bench matrix dist page docs clean
+.PHONY: help demo test test-integrations test-docs quick lint types unit gpu bench matrix dist page docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 # A folder that was renamed or copied has environments whose programs start those of the folder they were made in.
 moved = $(if $(wildcard $(1)/.ready),$(shell test "$$(cat $(1)/.ready)" = "$$(pwd -P)" || echo --clear))
-.PHONY: $(foreach one,$(VENV) $(FRAMEWORKS),$(if $(call moved,$(one)),$(one)/.ready))
+.PHONY: $(foreach one,$(VENV) $(FRAMEWORKS) $(DOCS),$(if $(call moved,$(one)),$(one)/.ready))
 
 VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 PIP     := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -62,6 +64,9 @@ $(READY): pyproject.toml lab/pyproject.toml constraints.txt
 $(FRAMEWORKS)/.ready: pyproject.toml constraints.txt
 	$(call environment,$(FRAMEWORKS),--editable '.[integration-tests]')
 
+$(DOCS)/.ready: pyproject.toml lab/pyproject.toml constraints.txt
+	$(call environment,$(DOCS),--editable '.[docs]' --editable lab)
+
 demo: $(READY)  ## train the digits network under Layca; prints a table, writes demo/
 	$(BIN)/gyroscope demo
 
@@ -69,6 +74,7 @@ test: lint types unit  ## lint, type-check and test
 
 test-integrations: $(FRAMEWORKS)/.ready  ## the integrations with the real frameworks, in .venv-integrations
 	HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/pytest -n 2 --dist loadfile tests/integrations/frameworks \
+	    $(addprefix src/gyroscope/integrations/, accelerate.py keras.py lightning.py optax.py optuna.py ray.py transformers.py) \
 	    tests/control/test_contract_integrations.py tests/layers/test_layer_wrappers.py \
 	    'tests/docs/test_tutorials.py::test_every_cell_runs_shows_pictures_and_what_the_text_says[fine_tune]'
 
@@ -108,9 +114,15 @@ dist:  ## build and check wheels and sdists of both packages; writes dist/
 page:  ## minify the page's scripts and styles (needs npm); commit what it writes
 	tools/build_page
 
-docs: $(READY)  ## run every example in the documents and check every link between them
+docs: $(DOCS)/.ready  ## build the site from docs/ into docs/_build/html, in .venv-docs, and check it; warnings are errors
+	@# Sphinx does not read again what did not change, so a failed build is forgotten: it would pass the second time.
+	$(DOCS)/bin/sphinx-build -b html -W --keep-going -n -q -j 2 docs docs/_build/html \
+	    || { rm -rf docs/_build/html/.doctrees; exit 1; }
+	$(DOCS)/bin/pytest tests/docs/site
+
+test-docs: $(READY)  ## run every example in the documents and check every link between them
 	$(BIN)/pytest tests/docs
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(FRAMEWORKS) .matrix demo build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(DOCS) .matrix docs/_build demo build dist .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

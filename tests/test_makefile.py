@@ -61,7 +61,9 @@ def test_an_environment_of_another_python_is_not_mixed_with_the_one_that_is_aske
     assert "rm -r .venv" in done.stderr
 
 
-@pytest.mark.parametrize(("venv", "target"), [(".venv", "demo"), (".venv-integrations", "test-integrations")])
+@pytest.mark.parametrize(
+    ("venv", "target"), [(".venv", "demo"), (".venv-integrations", "test-integrations"), (".venv-docs", "docs")]
+)
 def test_the_environment_of_a_folder_that_was_moved_or_copied_is_made_anew(folder, venv, target):
     ready = folder / venv / ".ready"
     ready.parent.mkdir()

@@ -196,7 +196,14 @@ def _check(matrix: Any, labels: Any, which: Any) -> None:
 
 
 def hessian_product(f: Network, loss: Loss) -> Product:
-    """Return v ↦ (∂²L/∂θ²) v for the mean loss L, over the parameters of `f` concatenated."""
+    """Return v ↦ (∂²L/∂θ²) v for the mean loss L, over the parameters of `f` concatenated.
+
+    >>> from gyroscope.passes import Batch, network
+    >>> net, x = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    >>> f = network(net, ["weight"], Batch((x,), {}, torch.zeros(2, 1)), torch.float64)
+    >>> hessian_product(f, nn.functional.mse_loss)(torch.ones(2, dtype=torch.float64))  # (2/N) XᵀX v
+    tensor([1., 9.], dtype=torch.float64)
+    """
     theta = _leaves(f)
     value = mean_of(loss, f(dict(zip(f.theta, theta, strict=True))), f.batch.target)
     first = _derivatives([value], theta, None, twice=True)
@@ -208,12 +215,27 @@ def hessian_product(f: Network, loss: Loss) -> Product:
 
 
 def fisher_product(f: Network, scores: Scores) -> Product:
-    """Return v ↦ (1/N) Σ_i J_iᵀ E(s sᵀ) J_i v."""
+    """Return v ↦ (1/N) Σ_i J_iᵀ E(s sᵀ) J_i v.
+
+    >>> from gyroscope.passes import Batch, network
+    >>> net, x = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    >>> f = network(net, ["weight"], Batch((x,), {}, torch.zeros(2, 1)), torch.float64)
+    >>> scores = scores_of(nn.functional.mse_loss, first_output(f), f.batch.target, "model", torch.Generator())
+    >>> fisher_product(f, scores)(torch.ones(2, dtype=torch.float64)).round(decimals=6)
+    tensor([1., 9.], dtype=torch.float64)
+    """
     return _sandwich(f, lambda output: lambda t: scores.times(t) / scores.samples)
 
 
 def gauss_newton_product(f: Network, loss: Loss) -> Product:
-    """Return v ↦ Jᵀ (∂²L/∂f²) J v."""
+    """Return v ↦ Jᵀ (∂²L/∂f²) J v.
+
+    >>> from gyroscope.passes import Batch, network
+    >>> net, x = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    >>> f = network(net, ["weight"], Batch((x,), {}, torch.zeros(2, 1)), torch.float64)
+    >>> gauss_newton_product(f, nn.functional.mse_loss)(torch.ones(2, dtype=torch.float64))  # the Hessian of a linear f
+    tensor([1., 9.], dtype=torch.float64)
+    """
 
     def middle(output: Tensor) -> Product:
         leaf = output.detach().requires_grad_()

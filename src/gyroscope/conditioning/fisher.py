@@ -89,6 +89,12 @@ class Exact:
         samples: N, without samples that have no label (`ignore_index` everywhere).
         epsilon: machine epsilon of the dtype the network was run in.
         moments: the whole matrix under None, or the blocks under the names of their layers.
+
+    >>> from torch.nn.functional import cross_entropy
+    >>> net = nn.Linear(2, 3)
+    >>> exact = fisher(net, cross_entropy, (torch.eye(2), torch.tensor([0, 1])))
+    >>> exact.parameters, exact.sizes, exact.samples, tuple(exact.matrix.shape)
+    (('weight', 'bias'), (6, 3), 2, (9, 9))
     """
 
     parameters: tuple[str, ...]
@@ -321,6 +327,11 @@ def scores_of(loss: Loss, output: Tensor, target: Any, labels: Labels, generator
         labels: "model" for the expectation over the model's own labels, "sampled" for one of these per sample, "true"
             for `target`; or a function (output, generator) → targets.
         generator: the generator to draw with.
+
+    >>> from torch.nn.functional import mse_loss
+    >>> output, target = torch.ones(2, 1), torch.tensor([[0.0], [-1.0]])
+    >>> scores_of(mse_loss, output, target, "true", torch.Generator()).factor(slice(0, 2)).flatten()
+    tensor([2., 4.])
     """
     if labels == "model":
         return model_scores(loss, output, target)
@@ -485,6 +496,14 @@ def gradient_rows(f: Network, output: Tensor, scores: Scores) -> Iterator[Rows]:
         f: the network on its batch.
         output: f(θ) for the whole batch.
         scores: rows b of each sample.
+
+    >>> from gyroscope.passes import Batch
+    >>> net, x = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    >>> _ = nn.init.ones_(net.weight)
+    >>> f = network(net, ["weight"], Batch((x,), {}, torch.zeros(2, 1)), None)
+    >>> scores = scores_of(nn.functional.mse_loss, first_output(f), f.batch.target, "true", torch.Generator())
+    >>> [rows["weight"].tolist() for rows in gradient_rows(f, first_output(f), scores)]  # 2 e_i x_i
+    [[[2.0, 0.0], [0.0, 18.0]]]
     """
     n = len(output)
     if not independent(f, output):

@@ -69,6 +69,11 @@ class Outliers:
             vectors of their common space; see `within`. NaN if the mean is 0, which has no direction.
         within: the length of the i-th predicted unit eigenvector's projection on the span of the k measured ones.
         spectrum: all eigenvalues of the block, largest first.
+
+    >>> x = torch.tensor([[2.0, 0.0]]) + torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    >>> found = outliers(nn.Sequential(nn.Linear(2, 2)), nn.functional.mse_loss, (x, torch.zeros(4, 2)), "0")
+    >>> found.layer, found.nu, round(found.rows()[0]["measured"], 6)
+    ('0', 5.0, 5.0)
     """
 
     layer: str

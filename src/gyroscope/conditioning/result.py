@@ -26,7 +26,14 @@ _NOTES = 10
 
 @dataclass(frozen=True)
 class Spectra:
-    """The spectra of Σx and Σ∇h of one layer."""
+    """The spectra of Σx and Σ∇h of one layer.
+
+    >>> import torch, gyroscope
+    >>> batch = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])
+    >>> found = gyroscope.condition(torch.nn.Linear(2, 2), torch.nn.functional.cross_entropy, batch, spectra=True)
+    >>> found["weight"].spectra.x.values.round(3)
+    array([4.5, 0.5])
+    """
 
     x: Spectrum
     g: Spectrum
@@ -50,6 +57,12 @@ class LayerConditioning:
         dying, full: the shares of its units that were active for no sample and for all; None if unknown.
         position: its index among the analyzed layers.
         spectra: the spectra of both factors; None unless asked for.
+
+    >>> import torch, gyroscope
+    >>> batch = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])
+    >>> layer = gyroscope.condition(torch.nn.Linear(2, 2), torch.nn.functional.cross_entropy, batch)["weight"]
+    >>> layer.kind, round(layer.lambda_x, 3), round(layer.kappa_x[1.0], 3), layer.rank_x
+    ('linear', 4.5, 9.0, 2)
     """
 
     layer: str

@@ -74,7 +74,11 @@ def alpha_multipliers(alpha: float, n_layers: int) -> list[float]:
 
 
 def checked_multipliers(given: Sequence[float] | Tensor | None, alpha: float, n_layers: int) -> Tensor:
-    """Return the multipliers as a float64 tensor, from `given` or from α."""
+    """Return the multipliers as a float64 tensor, from `given` or from α.
+
+    >>> checked_multipliers([1, 0.5], 0.0, 2)
+    tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
     if given is None:
         values = alpha_multipliers(alpha, n_layers)
     else:
@@ -281,6 +285,13 @@ class Rates:
     Attributes:
         layers: the layers' names, in forward order.
         tangents: `[steps, layers]`, float64.
+
+    >>> import tempfile
+    >>> rates = Rates(("weight",), torch.tensor([[0.25], [0.125]], dtype=torch.float64))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rates.save(f"{folder}/rates.pt")
+    ...     Rates.load(f"{folder}/rates.pt").tangents.flatten().tolist()
+    [0.25, 0.125]
     """
 
     layers: tuple[str, ...]
@@ -343,7 +354,16 @@ def _described(given: Any) -> str:
 
 
 class Recorder:
-    """Records the angle by which each layer turns in each step of any optimizer; made by `record`."""
+    """Records the angle by which each layer turns in each step of any optimizer; made by `record`.
+
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> recorder = Recorder(model, optimizer)
+    >>> model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    >>> rates = recorder.close()
+    >>> rates.layers, tuple(rates.tangents.shape)
+    (('weight',), (1, 1))
+    """
 
     def __init__(self, model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -> None:
         _check_optimizer(optimizer)
@@ -443,7 +463,17 @@ def record(model_or_layers: nn.Module | Sequence[Layer], optimizer: Optimizer) -
 
 
 class Replay:
-    """Sets the rate of each layer of a `Layca` to the recorded one, step by step; made by `replay`."""
+    """Sets the rate of each layer of a `Layca` to the recorded one, step by step; made by `replay`.
+
+    >>> import gyroscope
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=1.0), model, others="frozen")
+    >>> player = Replay(optimizer, Rates(("weight",), torch.tensor([[0.25], [0.5]], dtype=torch.float64)))
+    >>> for _ in range(2):
+    ...     model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    >>> player.taken, optimizer.rates()
+    (2, {'weight': 0.5})
+    """
 
     def __init__(self, optimizer: Layca, recorded: Rates) -> None:
         _require_record(optimizer, recorded)

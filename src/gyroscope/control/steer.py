@@ -150,6 +150,12 @@ class Steered(Layca):
     Everything that a `Layca` can do, it can: `rates()`, `skipped()`, `multipliers`, checkpoints. Its groups have two
     keys more: `rule` ("turn", "plain" or "frozen") and `role` (what the parameters are for). The learning rate of a
     group that is stepped plainly is `lr` times its `relative_lr`.
+
+    >>> import torch, gyroscope
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> optimizer = gyroscope.steer(model)
+    >>> isinstance(optimizer, Steered), [(group["rule"], group["role"]) for group in optimizer.param_groups][0]
+    (True, ('turn', 'matrix'))
     """
 
     def __init__(

@@ -45,6 +45,12 @@ class Course:
         loss_steps, loss: the loss of the whole network where it was recorded.
         apart: the steps and values of the scalar "ranks_differ", which is recorded where data-parallel ranks differ.
         meta: the run's meta: the optimizers, and under "facts" what was known about the objects.
+
+    >>> layers = (LayerInfo("fc1.weight", "linear", (8, 4)), LayerInfo("fc2.weight", "linear", (2, 8)))
+    >>> steps = np.arange(3)
+    >>> course = Course(layers, steps, {"lr": np.full((3, 2), 0.1)}, steps, np.array([3.0, 2.0, 1.0]))
+    >>> course.names, course.known("lr"), course.known("rotation"), course["rotation"].shape
+    (('fc1.weight', 'fc2.weight'), True, False, (3, 2))
     """
 
     layers: tuple[LayerInfo, ...]

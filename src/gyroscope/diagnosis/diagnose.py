@@ -75,7 +75,14 @@ def checked_kinds(given: Any) -> tuple[str, ...]:
 
 
 def findings(course: Course) -> list[Finding]:
-    """Return what the rules find, in their order."""
+    """Return what the rules find, in their order.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(folder) as opened:
+    ...     findings(course_of(opened))
+    []
+    """
     if not course.layers or not len(course.steps):
         return []
     with np.errstate(all="ignore"):
@@ -87,6 +94,11 @@ def ordered(found: Iterable[Finding], muted: Iterable[str] = ()) -> tuple[Findin
 
     An alarm may have consequences that rules find too: a rate that is far too high kills units. The first alarm, in the
     order of the rules, is the likeliest cause, so later ones that are such consequences are no alarms of their own.
+
+    >>> fast = Finding("too_fast", "serious", (), None, "The rate is too high.")
+    >>> dead = Finding("dead_units", "warning", ("fc.weight",), 10, "Half of the units are dead.")
+    >>> [(one.kind, one.severity) for one in ordered([fast, dead])]
+    [('too_fast', 'serious'), ('dead_units', 'note')]
     """
     kept: list[Finding] = []
     for one in found:

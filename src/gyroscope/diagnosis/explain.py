@@ -269,6 +269,13 @@ class Explanation(ByLayer[LayerExplanation]):
         entries: one per layer.
         measured: the number of measured steps.
         resumed: the step at which the run was last resumed, or None.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(f"{folder}/first") as opened:
+    ...     found = explain(opened)
+    >>> found.run, found.measured, len(found.entries), found.statements[0].topic
+    ('first', 5, 3, 'scale invariance')
     """
 
     _error = DynamicsError

@@ -31,6 +31,12 @@ class Finding:
         evidence: the measured values and the thresholds that they passed.
         remedy: what to try.
         link: the section of the documents that explains it.
+
+    >>> found = Finding("frozen", "serious", ("conv1.weight",), None, "conv1.weight does not require gradients.")
+    >>> print(found)
+    serious: conv1.weight does not require gradients.
+    >>> found.is_alarm
+    True
     """
 
     kind: str

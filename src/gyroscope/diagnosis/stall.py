@@ -347,6 +347,12 @@ def read_last_layer(path: Path, names: Sequence[str]) -> list[Array]:
 
     Raises:
         Exception: there is no such file, or it holds something else.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder, LAST_LAYER_FILE), loss=[2.3, 2.2], lambda_x=[1.0, 1.5])
+    ...     read_last_layer(Path(folder, LAST_LAYER_FILE), ["loss", "lambda_x"])
+    [array([2.3, 2.2]), array([1. , 1.5])]
     """
     found = []
     with ZipFile(path) as file:

@@ -77,8 +77,11 @@ def layer_axis(ax: Axes, names: Sequence[str]) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
 
 
+#: A mark at the edge of a plot, for a value that is off the axis.
 Mark = Literal["^", "v", "x"]
+#: Red, green, blue and opacity, each from 0 to 1.
 Colour = tuple[float, float, float, float]
+#: A style of line, as matplotlib names it.
 Dash = Literal["-", "--", ":", "-.", ""]
 
 #: Meaning of the marks at the edges.
@@ -93,7 +96,11 @@ _THROUGHOUT: dict[Mark, str] = {"^": "infinite throughout", "v": "0 throughout",
 
 @dataclass(frozen=True)
 class Line:
-    """One value per layer, NaN where undefined, of one of several `network`s."""
+    """One value per layer, NaN where undefined, of one of several `network`s.
+
+    >>> Line(np.array([1.0, np.inf]), 0, colours(1)[0], "-", "o").network
+    0
+    """
 
     values: Values
     network: int

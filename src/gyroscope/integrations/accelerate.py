@@ -36,11 +36,22 @@ class GyroscopeTracker(_tracking.GeneralTracker):  # type: ignore[misc, name-def
     Attributes:
         monitor: the monitor; None before `watch`.
 
-    >>> tracker = GyroscopeTracker("runs/first")  # doctest: +SKIP
-    >>> accelerator = Accelerator(log_with=tracker)  # doctest: +SKIP
-    >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # doctest: +SKIP
-    >>> accelerator.init_trackers("first", config={"lr": 0.1})  # doctest: +SKIP
-    >>> tracker.watch(model, optimizer)  # doctest: +SKIP
+    >>> import tempfile, torch, gyroscope
+    >>> from accelerate import Accelerator
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> tracker = GyroscopeTracker(f"{folder.name}/first")
+    >>> accelerator = Accelerator(cpu=True, log_with=tracker)
+    >>> model = torch.nn.Linear(3, 2)
+    >>> model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> accelerator.init_trackers("first", config={"lr": 0.1})
+    >>> monitor = tracker.watch(model, optimizer)
+    >>> loss = model(torch.ones(1, 3)).square().sum()
+    >>> accelerator.backward(loss); optimizer.step(); accelerator.log({"loss": loss.item()})
+    >>> accelerator.end_training()
+    >>> with gyroscope.load(f"{folder.name}/first") as run:
+    ...     run.layers, run.steps.tolist(), list(run.scalars)
+    (('weight',), [0, 1], ['loss'])
+    >>> folder.cleanup()
     """
 
     name = "gyroscope"

@@ -68,9 +68,14 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
     Attributes:
         path: the run's folder; None on ranks other than the first.
 
-    >>> rotation = LayerRotation("runs/first", every=100)  # doctest: +SKIP
-    >>> model.fit(x, y, epochs=3, callbacks=[rotation])  # doctest: +SKIP
-    >>> rotation.run.series("rotation")  # doctest: +SKIP
+    >>> import keras, tempfile
+    >>> model = keras.Sequential([keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rotation = LayerRotation(f"{folder}/first", every=1)
+    ...     _ = model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=4, verbose=0, callbacks=[rotation])
+    ...     rotation.run.steps.tolist()
+    [0, 1, 2]
     """
 
     def __init__(
@@ -292,7 +297,13 @@ class Layca(_keras.optimizers.Optimizer):  # type: ignore[misc, name-defined]
         law: the operations that are performed.
         radius: ‖w₀‖ of each layer, −1 before the first step; once the optimizer is built.
 
-    >>> model.compile(Layca(keras.optimizers.Adam(1e-3), 3**-3), loss="mse")  # doctest: +SKIP
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(Layca(keras.optimizers.Adam(1e-3), 3**-3), "mse")
+    >>> before = np.linalg.norm(model.get_weights()[0])
+    >>> _ = model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+    >>> bool(np.isclose(np.linalg.norm(model.get_weights()[0]), before))
+    True
 
     Reference:
         Carbonnelle and De Vleeschouwer, Layer rotation: a surprisingly powerful indicator of generalization in

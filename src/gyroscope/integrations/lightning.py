@@ -51,10 +51,25 @@ class _Watching:
         monitor: the monitor of the fit that is under way, else None.
         path: the folder of the last run, or None.
 
-    >>> from lightning import Trainer  # doctest: +SKIP
-    >>> trainer = Trainer(max_epochs=3, callbacks=[GyroscopeCallback("runs/first")])  # doctest: +SKIP
-    >>> trainer.fit(module, loader)  # doctest: +SKIP
-    >>> gyroscope.load("runs/first").series("rotation")  # doctest: +SKIP
+    >>> import tempfile, torch, gyroscope
+    >>> from gyroscope.integrations.lightning import GyroscopeCallback
+    >>> from lightning import LightningModule, Trainer
+    >>> class Small(LightningModule):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.fc = torch.nn.Linear(3, 1)
+    ...     def training_step(self, batch, index):
+    ...         return self.fc(batch).square().mean()
+    ...     def configure_optimizers(self):
+    ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+    >>> loader = torch.utils.data.DataLoader(torch.ones(6, 3), batch_size=2)
+    >>> quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     watching = GyroscopeCallback(f"{folder}/first")
+    ...     Trainer(max_epochs=1, accelerator="cpu", callbacks=[watching], **quiet).fit(Small(), loader)
+    ...     with gyroscope.load(f"{folder}/first") as run:
+    ...         run.layers, run.steps.tolist()
+    (('fc.weight',), [0, 1, 2, 3])
     """
 
     def __init__(self, run: str | Path | None = None, **options: Any) -> None:

@@ -41,7 +41,13 @@ QUANTITIES = (
 
 
 class LaycaState(NamedTuple):
-    """State of `layca`: the number of steps, ‖w₀‖ per layer (−1 before the first step), the inner state."""
+    """State of `layca`: the number of steps, ‖w₀‖ per layer (−1 before the first step), the inner state.
+
+    >>> import jax.numpy as jnp, optax
+    >>> state = layca(optax.sgd(0.1), rate=3**-3).init({"w": jnp.ones((2, 2))})
+    >>> int(state.count), state.radius.tolist()
+    (0, [-1.0])
+    """
 
     count: Any
     radius: Any
@@ -136,6 +142,11 @@ class RotationState(NamedTuple):
         last: the weights at the last measured step; empty if every step is measured.
         radius: ‖w₀‖ per layer; NaN before the first measured step.
         values: the quantities of the last measured step by name, one number per layer; NaN where unknown.
+
+    >>> import jax.numpy as jnp
+    >>> state = rotation(quantities=["rotation", "rate"]).init({"w": jnp.ones((2, 2))})
+    >>> int(state.count), sorted(state.values), state.reference[0].shape
+    (0, ['rate', 'rotation'], (2, 2))
     """
 
     count: Any
@@ -227,7 +238,13 @@ def rotation(
 
 
 class RecordedRotation(_optax.GradientTransformationExtraArgs):  # type: ignore[misc, name-defined]
-    """`rotation` whose numbers go to a run on disk; made by `record`. Use it in `with`, or call `close`."""
+    """`rotation` whose numbers go to a run on disk; made by `record`. Use it in `with`, or call `close`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, record(f"{folder}/first") as recording:
+    ...     type(recording).__name__
+    'RecordedRotation'
+    """
 
     _book: Recording
 
@@ -280,10 +297,13 @@ def record(
         meta: anything about the run that JSON can hold.
 
     Example:
-        >>> recording = record("runs/first")  # doctest: +SKIP
-        >>> tx = optax.chain(layca(optax.sgd(0.1), rate=3**-3), recording)  # doctest: +SKIP
-        >>> updates, state = tx.update(gradients, state, params, value=loss, grad=gradients)  # doctest: +SKIP
-        >>> recording.close()  # doctest: +SKIP
+        >>> import tempfile, jax.numpy as jnp, optax
+        >>> params, gradients = {"w": jnp.array([[2.0, 0.0]])}, {"w": jnp.array([[0.0, -20.0]])}
+        >>> with tempfile.TemporaryDirectory() as folder, record(f"{folder}/first") as recording:
+        ...     tx = optax.chain(optax.sgd(0.1), recording)
+        ...     updates, state = tx.update(gradients, tx.init(params), params, value=jnp.array(2.5), grad=gradients)
+        ...     recording.run.series("rate")[-1], recording.run.scalars["loss"].values
+        (array([0.7853982], dtype=float32), array([2.5]))
     """
     inner = rotation(every, lr=lr, quantities=quantities, mask=mask, axis_name=axis_name)
     chosen = _quantities(quantities, lr)

@@ -42,8 +42,19 @@ def watch(trial: Any, model: Any, optimizer: Any, folder: str | Path = "runs", *
         folder: the folder for the runs of the study.
         options: further arguments of `gyroscope.watch`.
 
-    >>> with watch(trial, model, optimizer, "runs/search") as monitor:  # doctest: +SKIP
-    ...     train(model, optimizer)
+    >>> import optuna, tempfile, torch
+    >>> def objective(trial):
+    ...     model = torch.nn.Linear(3, 2)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("lr", 0.01, 0.1))
+    ...     with tempfile.TemporaryDirectory() as folder, watch(trial, model, optimizer, folder):
+    ...         loss = model(torch.ones(1, 3)).square().sum()
+    ...         loss.backward(); optimizer.step()
+    ...     return loss.item()
+    >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
+    >>> study = optuna.create_study()
+    >>> study.optimize(objective, n_trials=1)
+    >>> sorted(study.best_trial.user_attrs)
+    ['gyroscope_rotation', 'gyroscope_run']
     """
     if not isinstance(trial, _optuna.trial.BaseTrial):
         raise MonitorError(f"`trial` must be the trial that Optuna passes to the objective, got {trial!r:.80}.")
@@ -117,7 +128,11 @@ class GyroscopePruner(_optuna.pruners.BasePruner):  # type: ignore[misc, name-de
         after: the share of the best trial's steps before which no trial is stopped for its rotation.
         mute: kinds of serious finding that do not stop a trial.
 
-    >>> study = optuna.create_study(pruner=GyroscopePruner(optuna.pruners.MedianPruner()))  # doctest: +SKIP
+    >>> import optuna
+    >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
+    >>> study = optuna.create_study(pruner=GyroscopePruner(optuna.pruners.MedianPruner()))
+    >>> type(study.pruner).__name__
+    'GyroscopePruner'
     """
 
     def __init__(

@@ -37,6 +37,14 @@ def watch(model: Any, optimizer: Any, folder: str | Path | None = None, **option
     Raises:
         MonitorError: this is not a worker of Ray Train or Ray Tune, and no `folder` was given; or `gyroscope.watch`
             rejects an argument.
+
+    >>> import tempfile, torch
+    >>> model = torch.nn.Linear(3, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with tempfile.TemporaryDirectory() as folder, watch(model, optimizer, folder) as monitor:
+    ...     model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    ...     monitor.run.layers
+    ('weight',)
     """
     about: dict[str, Any] = {}
     if (trial := _trial()) is not None:
@@ -71,6 +79,14 @@ def report(monitor: Monitor, metrics: Mapping[str, Any] | None = None, checkpoin
         monitor: from `watch`.
         metrics: your own metrics.
         checkpoint: a checkpoint of Ray Train or Ray Tune.
+
+    >>> import tempfile, torch
+    >>> model = torch.nn.Linear(3, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with tempfile.TemporaryDirectory() as folder, watch(model, optimizer, folder) as monitor:
+    ...     report(monitor, {"loss": 2.3})  # this is no worker
+    Traceback (most recent call last):
+    gyroscope.errors.MonitorError: `report` must be called in a worker of Ray Train or Ray Tune. ...
     """
     found = {**_layers(monitor), **(metrics or {})}
     if _trial() is not None:
@@ -85,7 +101,9 @@ def report(monitor: Monitor, metrics: Mapping[str, Any] | None = None, checkpoin
 class FindingStopper(_tune.Stopper):  # type: ignore[misc, name-defined]
     """A stopper of Ray Tune that ends trials with serious findings, as `report` of this module reports them.
 
-    >>> tuner = tune.Tuner(train, run_config=tune.RunConfig(stop=FindingStopper()))  # doctest: +SKIP
+    >>> stopper = FindingStopper()  # for tune.RunConfig(stop=stopper)
+    >>> stopper("trial", {"gyroscope/serious": 1}), stopper("trial", {"gyroscope/serious": 0})
+    (True, False)
     """
 
     def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:

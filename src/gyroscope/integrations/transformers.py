@@ -55,7 +55,23 @@ class GyroscopeCallback(_events.TrainerCallback, _events.ExportableState):  # ty
     Attributes:
         monitor: the monitor of the current or the last training; None before the first.
 
-    >>> trainer = Trainer(model, train_dataset=data, callbacks=[GyroscopeCallback("runs/first")])  # doctest: +SKIP
+    >>> import tempfile, torch, gyroscope
+    >>> from transformers import Trainer, TrainingArguments
+    >>> class Small(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.fc = torch.nn.Linear(3, 1)
+    ...     def forward(self, x, labels):
+    ...         return {"loss": (self.fc(x) - labels).square().mean()}
+    >>> data = [{"x": torch.ones(3), "labels": torch.zeros(1)}] * 8
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     arguments = TrainingArguments(folder, max_steps=3, save_strategy="no", report_to="none", use_cpu=True)
+    ...     watching = GyroscopeCallback(f"{folder}/first")
+    ...     _ = Trainer(Small(), arguments, train_dataset=data, callbacks=[watching]).train()
+    ...     with gyroscope.load(f"{folder}/first") as run:
+    ...         run.layers, run.steps.tolist()
+    {'train_runtime': ...}
+    (('fc.weight',), [0, 1, 2, 3])
     """
 
     def __init__(self, run: str | os.PathLike[str] | None = None, **options: Any) -> None:

@@ -99,6 +99,17 @@ class Monitor:
         layers: the names of the layers, in forward order.
         error: the error that stopped the monitor, or None. Errors of the monitor never stop training.
         live: the address of the page that shows the run, where `watch(live=True)` has started one; None otherwise.
+
+    >>> import tempfile, torch, gyroscope
+    >>> model = torch.nn.Linear(3, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with tempfile.TemporaryDirectory() as folder, gyroscope.watch(model, optimizer, folder) as monitor:
+    ...     for _ in range(2):
+    ...         model(torch.ones(1, 3)).sum().backward(); optimizer.step()
+    ...     monitor.note("two steps")
+    ...     monitor.flush()
+    ...     monitor.layers, monitor.error, monitor.run.steps.tolist()
+    (('weight',), None, [0, 1, 2])
     """
 
     def __init__(

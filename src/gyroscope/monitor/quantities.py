@@ -197,7 +197,15 @@ def _home(function: Function) -> tuple[object, object]:
 
 
 def forget(name: str) -> None:
-    """Remove a quantity from the registry."""
+    """Remove a quantity from the registry.
+
+    >>> @quantity("cube", "1", "the cube of the norm")
+    ... def cube(d):
+    ...     return d.ww**1.5
+    >>> forget("cube")
+    >>> "cube" in known()
+    False
+    """
     if not isinstance(name, str) or name not in _registry:
         raise MonitorError(_unknown("name", name))
     if name in DEFAULT:

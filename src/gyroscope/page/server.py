@@ -359,6 +359,10 @@ def live(
 
     Raises:
         PageError: there is no such folder, or the server cannot listen there.
+
+    >>> live("no such folder")
+    Traceback (most recent call last):
+    gyroscope.errors.PageError: `folder` must be a run or a folder with runs, got ...no such folder...
     """
     top = Path(folder).absolute()
     if not top.is_dir():

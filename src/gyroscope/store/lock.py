@@ -20,7 +20,18 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 class HeldError(StoreError):
-    """Another writer holds the lock."""
+    """Another writer holds the lock.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lock = Lock(Path(folder))
+    ...     try:
+    ...         Lock(Path(folder))
+    ...     except HeldError:
+    ...         print("another writer holds it")
+    ...     lock.release()
+    another writer holds it
+    """
 
 
 class Lock:
@@ -111,7 +122,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_held(folder: Path) -> bool:
-    """Return True if a process is writing the run in `folder`; False on file systems without locks, which it needs."""
+    """Return True if a process is writing the run in `folder`; False on file systems without locks, which it needs.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     is_held(Path(folder))
+    False
+    """
     try:
         file = os.open(folder / FILE, os.O_RDONLY | _NO_LINKS)
     except OSError:

@@ -39,7 +39,15 @@ _SHOWN = {"rotation": "last rotation", "rate_per_step": "rotation rate, rad/step
 
 
 class Scalar(NamedTuple):
-    """Numbers of the whole network: `values[i]` was logged at `steps[i]`."""
+    """Numbers of the whole network: `values[i]` was logged at `steps[i]`.
+
+    >>> import tempfile
+    >>> from gyroscope.store.example import write_example
+    >>> with tempfile.TemporaryDirectory() as folder, write_example(f"{folder}/first") as run:
+    ...     loss = run.scalars["loss"]
+    >>> loss.steps.shape == loss.values.shape
+    True
+    """
 
     steps: Steps
     values: npt.NDArray[np.float64]

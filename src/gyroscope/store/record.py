@@ -49,7 +49,12 @@ class QuantityInfo:
 
 @dataclass(frozen=True)
 class Rows:
-    """Series of the layers of one part: `values[quantity]` is `[steps, layers of the part]`; NaN means unknown."""
+    """Series of the layers of one part: `values[quantity]` is `[steps, layers of the part]`; NaN means unknown.
+
+    >>> rows = Rows(0, np.array([0, 1]), {"rotation": np.array([[0.0, 0.0], [0.25, 0.5]], np.float32)})
+    >>> rows.values["rotation"].shape
+    (2, 2)
+    """
 
     part: int
     steps: Steps
@@ -58,7 +63,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Scalars:
-    """Numbers of the whole network at one step, such as the loss."""
+    """Numbers of the whole network at one step, such as the loss.
+
+    >>> Scalars(10, {"loss": 2.3, "accuracy": 0.1}).values["loss"]
+    2.3
+    """
 
     step: int
     values: Mapping[str, float]
@@ -69,6 +78,10 @@ class Event:
     """Something that happened at a step.
 
     `kind` is "note" for a user's text, otherwise "start", "resume", "stop", "interval", "error", "finding", ...
+
+    >>> event = Event(10, "note", "learning rate divided by 5")
+    >>> event.step, event.kind
+    (10, 'note')
     """
 
     step: int
@@ -86,6 +99,10 @@ class Deferred:
 
     Deferred records that share the same `resolve` and wait together are computed together, in order. `small` ones have
     their own places in the queue.
+
+    >>> losses = Deferred(lambda given: [Scalars(step, {"loss": loss}) for step, loss in given], (10, 2.3))
+    >>> list(losses.resolve([losses.payload]))
+    [Scalars(step=10, values={'loss': 2.3})]
     """
 
     resolve: Callable[[Sequence[Any]], Iterable[Record]]
@@ -94,7 +111,20 @@ class Deferred:
 
 
 class Sink(Protocol):
-    """A place that a run is mirrored to, in addition to its folder. All methods are called from the writer's thread."""
+    """A place that a run is mirrored to, in addition to its folder. All methods are called from the writer's thread.
+
+    A class with these three methods is one:
+
+    >>> class Losses:
+    ...     def open(self, layers, quantities, meta): self.seen = []
+    ...     def write(self, record):
+    ...         if isinstance(record, Scalars):
+    ...             self.seen.append(record.values["loss"])
+    ...     def close(self, run): pass
+    >>> sink = Losses()  # for gyroscope.watch(model, optimizer, sinks=[sink])
+    >>> sink.open([], {}, {}); sink.write(Scalars(1, {"loss": 2.3})); sink.seen
+    [2.3]
+    """
 
     def open(
         self, layers: Sequence[LayerInfo], quantities: Mapping[str, QuantityInfo], meta: Mapping[str, Any]

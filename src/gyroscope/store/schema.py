@@ -70,6 +70,12 @@ def check(connection: sqlite3.Connection, file: Path) -> None:
 
     Raises:
         StoreError: names the file, what was found in it and what to do.
+
+    >>> connection = sqlite3.connect(":memory:")
+    >>> check(connection, Path("other.sqlite"))
+    Traceback (most recent call last):
+    gyroscope.errors.StoreError: other.sqlite is not a run: another program has written this database. ...
+    >>> connection.close()
     """
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
@@ -134,7 +140,11 @@ LAYERS = "SELECT name, kind, shape, part FROM layers ORDER BY position"
 
 
 def layers_from(rows: Iterable[tuple[str, str, str, int]], file: Path) -> tuple[LayerInfo, ...]:
-    """Return the layers of a run, in forward order, from the answer to `LAYERS`."""
+    """Return the layers of a run, in forward order, from the answer to `LAYERS`.
+
+    >>> layers_from([("head.weight", "linear", "[10, 8]", 0)], Path("run.sqlite"))
+    (LayerInfo(name='head.weight', kind='linear', shape=(10, 8), part=0),)
+    """
     try:
         checked = [of_kinds(row, str, str, str, int) for row in rows]
         found = tuple(LayerInfo(name, kind, tuple(json.loads(shape)), part) for name, kind, shape, part in checked)

@@ -21,14 +21,24 @@ from gyroscope.theory.domains import fraction, integral, nonnegative
 
 
 class Sum(NamedTuple):
-    """State of RMSprop and Adagrad: the steps taken and the mean, or the sum, of squared gradients."""
+    """State of RMSprop and Adagrad: the steps taken and the mean, or the sum, of squared gradients.
+
+    >>> _, state = adagrad(torch.tensor([1.0]), torch.tensor([5.0]), lr=1.0)
+    >>> state
+    Sum(step=1, square=tensor([25.]))
+    """
 
     step: int
     square: Tensor
 
 
 class Moments(NamedTuple):
-    """State of Adam: the steps taken, the mean gradient m and the mean squared gradient s, before bias correction."""
+    """State of Adam: the steps taken, the mean gradient m and the mean squared gradient s, before bias correction.
+
+    >>> _, state = adam(torch.tensor([1.0]), torch.tensor([10.0]), lr=0.1)
+    >>> state.step, round(state.mean.item(), 3), round(state.square.item(), 3)
+    (1, 1.0, 0.1)
+    """
 
     step: int
     mean: Tensor
@@ -36,7 +46,11 @@ class Moments(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Learning rate η, decay constant β and ε of RMSprop at one step."""
+    """Learning rate η, decay constant β and ε of RMSprop at one step.
+
+    >>> adagrad_as_rmsprop(4, lr=1.0, eps=0.0)
+    Pace(lr=0.5, beta=0.75, eps=0.0)
+    """
 
     lr: float
     beta: float

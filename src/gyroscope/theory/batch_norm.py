@@ -25,6 +25,10 @@ class Paths(NamedTuple):
         direct: with the statistics held fixed.
         mean: through μ.
         deviation: through σ; zero for batch centering.
+
+    >>> paths = batch_center_paths(torch.tensor([[1.0], [3.0]]))
+    >>> paths.direct.flatten().tolist(), paths.statistics.flatten().tolist(), paths.total.flatten().tolist()
+    ([1.0, 3.0], [-2.0, -2.0], [-1.0, 1.0])
     """
 
     direct: Tensor

@@ -107,6 +107,10 @@ class Growth(NamedTuple):
         lr: η, [A].
         norms: ‖w_k‖, [A, S].
         rates: η̂_k = η/‖w_k‖², [A, S].
+
+    >>> found = figure6(steps=10)
+    >>> found.norms.shape == (len(found.lr), len(found.steps))
+    True
     """
 
     steps: npt.NDArray[np.int64]
@@ -150,7 +154,12 @@ _STILL = 4e-6  # relative variation of a float32 series that rounding alone expl
 
 
 class Law(NamedTuple):
-    """A fitted decay law e(k) = e₀/√(1 + k/k₀): its parameters, its R², and its values at the steps."""
+    """A fitted decay law e(k) = e₀/√(1 + k/k₀): its parameters, its R², and its values at the steps.
+
+    >>> law = Law(25.0, 0.1, 1.0, np.array([0.1]))
+    >>> implicit_decay([0, 75], law.k0, start=law.e0).tolist()
+    [0.1, 0.05]
+    """
 
     k0: float
     e0: float

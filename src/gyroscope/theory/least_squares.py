@@ -27,7 +27,12 @@ METHODS: tuple[Method, ...] = ("gradient", "natural", "empirical")
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Least squares: features φ [N, D] and targets t [N]."""
+    """Least squares: features φ [N, D] and targets t [N].
+
+    >>> problem = Problem(np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([1.0, 4.0]))
+    >>> problem.optimum.round(6), problem.cost([1.0, 2.0]), problem.fisher().tolist()
+    (array([1., 2.]), 0.0, [[0.5, 0.0], [0.0, 2.0]])
+    """
 
     features: Floats
     targets: Floats
@@ -140,7 +145,12 @@ def detour(points: Floats) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Paths:
-    """Figure 2: the problem, and the path of each method from one start [steps + 1, 2]."""
+    """Figure 2: the problem, and the path of each method from one start [steps + 1, 2].
+
+    >>> paths = figure2()
+    >>> paths.gradient.shape == paths.natural.shape == paths.empirical.shape
+    True
+    """
 
     problem: Problem
     gradient: Floats

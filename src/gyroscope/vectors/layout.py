@@ -92,7 +92,12 @@ def any_sharded(tensors: Iterable[Tensor]) -> bool:
 
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the part of each tensor that is on this rank; plain tensors as they are."""
+    """Return the part of each tensor that is on this rank; plain tensors as they are.
+
+    >>> w = torch.ones(2)
+    >>> local([w])[0] is w
+    True
+    """
     if not any_sharded(tensors):
         return list(tensors)
     return [t.detach().to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]

@@ -371,6 +371,15 @@ def collect(path: Path | str, runs: Path | str, kept: Path | str) -> list[Collec
     Raises:
         LabError: the file is not the archive of a box, or it is damaged; nothing has been changed. Or one of its trials
             is being trained.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> trial = Trial(task("digits").lasting(1), Recipe("SGD", 0.1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     box = run_box([trial], Archive(f"{folder}/a"), minutes=1, path=f"{folder}/box.tar", device="cpu")
+    ...     [one] = collect(box.path, f"{folder}/runs", f"{folder}/kept")
+    ...     one.status, Archive(f"{folder}/runs").result(trial) is not None
+    ('finished', True)
     """
     path, archive, keeper = Path(path), Archive(runs), Archive(kept)
     archive.root.mkdir(parents=True, exist_ok=True)

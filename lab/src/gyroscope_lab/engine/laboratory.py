@@ -57,6 +57,10 @@ class Lab:
         on_note: called as each training ends an epoch.
         on_begin: called with the trials that are about to be run.
         on_done: called as each ends.
+
+    >>> lab = Lab(Archive("runs"), "small")
+    >>> lab.task("c10-cnn1").name, list(lab.seeds)
+    ('digits', [0, 1, 2])
     """
 
     archive: Archive

@@ -130,6 +130,15 @@ def run_population(
     Raises:
         LabError: some trials failed, and there is no `on_failed`. It is raised after all others have finished and their
             results are kept.
+
+    >>> import tempfile
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> trials = [Trial(task("digits").lasting(1), Recipe("SGD", rate)) for rate in (0.1, 0.2)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = run_population(trials, lambda trial: trial.task.source.load(), Archive(folder), device="cpu")
+    ...     [Archive(folder).result(trial) is not None for trial in trials]
+    [True, True]
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise LabError("the engine 'population' needs a GPU, and there is none; use the engine 'workers'")

@@ -95,6 +95,16 @@ class Training:
         rank, ranks: the rank of this process, and the number of processes; see `gyroscope_lab.training.spread`.
         own, tangents, last, best: its random numbers, rates, measurements of the last layer and best weights so far.
         began, before, pace: when this process began, the seconds spent by earlier ones, and when it saves next.
+
+    >>> from gyroscope_lab.training.recipe import Recipe
+    >>> from gyroscope_lab.training.tasks import task
+    >>> digits = task("digits").lasting(1)
+    >>> training = Training(Trial(digits, Recipe("SGD", 0.1)), digits.source.load())
+    >>> for _ in training.proceed():
+    ...     pass
+    >>> training.epoch, len(training.loss)
+    (1, 1)
+    >>> training.close()
     """
 
     rank, ranks = 0, 1
