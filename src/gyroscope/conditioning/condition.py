@@ -19,8 +19,7 @@ from gyroscope.conditioning.spectra import P, check_p
 from gyroscope.conditioning.units import Units
 from gyroscope.conditioning.uses import Use, in_order
 from gyroscope.errors import ConditioningError, GyroscopeError
-from gyroscope.layers.layer import Layer
-from gyroscope.layers.layer import layers as find_layers
+from gyroscope.layers.layer import Layer, chosen_layers
 from gyroscope.layers.untouched import bare, requiring_gradients, tensors, untouched, without_gradients
 from gyroscope.passes.activations import unavailable
 from gyroscope.passes.batches import Batch, batches, is_pair
@@ -90,7 +89,7 @@ def condition(
         >>> abs(row["lambda_f"] - row["lambda_x"] * row["lambda_g"]) < 1e-12
         True
     """
-    chosen = _layers(model, layers)
+    chosen = list({id(one.parameter): one for one in chosen_layers(model, layers, ConditioningError)}.values())
     shares = check_p(p)
     check_reduction(reduction)
     if not callable(loss):
@@ -129,28 +128,6 @@ def condition(
     elif problem is not None:
         raise problem
     return passes.result(p=shares, spectra=spectra)
-
-
-def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
-    if not isinstance(model, nn.Module):
-        raise ConditioningError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
-    some = None if chosen is None else accepted.listed(chosen)
-    found: list[Layer]
-    if some and all(isinstance(one, Layer) for one in some):
-        found = list({id(one.parameter): one for one in some}.values())
-    elif some is None or (some and all(isinstance(one, str) for one in some)):
-        found = find_layers(model, include=some)
-    else:
-        raise ConditioningError(
-            "`layers` must be a list from gyroscope.layers(model), or glob patterns on the layers' names, got "
-            f"{[type(one).__name__ for one in some][:3] or 'an empty list'}. Try '*'."
-        )
-    for layer in found:
-        if layer.parameter.is_meta:
-            raise ConditioningError(
-                f"{layer.name!r} is on the meta device and has no values. Move the model to a device first."
-            )
-    return found
 
 
 class _Passes:
