@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import choice, real
 from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
@@ -100,8 +100,7 @@ def keep_norms(
 
 
 def _checked(given: Iterable[Layer] | nn.Module, radius: float, by: By) -> list[Layer]:
-    if by not in get_args(By):
-        raise DynamicsError(f"`by` must be one of {', '.join(map(repr, get_args(By)))}, got {by!r}.")
+    choice(by, "by", get_args(By), DynamicsError)
     if not 0 < real(radius) < inf:
         raise DynamicsError(f"`radius` must be a finite number > 0, got {radius!r}. Try 1.0.")
     found: list[Any] = []

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.base.accepted import flag, listed, real, whole
+from gyroscope.base.accepted import choice, flag, listed, real, whole
 from gyroscope.control.rates import alpha_multipliers
 from gyroscope.control.steering import Law, coefficients
 from gyroscope.errors import ControlError, GyroscopeError, LayerError, MissingExtraError, MonitorError
@@ -326,8 +326,7 @@ class Layca(_keras.optimizers.Optimizer):  # type: ignore[misc, name-defined]
                 f"`learning_rate` must be a finite number >= 0, ρ = tan θ of a step, or a schedule, got "
                 f"{learning_rate!r:.80}. Try 3**-3."
             )
-        if others not in ("inner", "frozen"):
-            raise ControlError(f"`others` must be 'inner' or 'frozen', got {others!r:.80}.")
+        choice(others, "others", ("inner", "frozen"), ControlError)
         alpha_multipliers(alpha, 1)
         law = Law(flag(project, "project", ControlError), "relative", flag(reproject, "reproject", ControlError))
         super().__init__(learning_rate if callable(learning_rate) else real(learning_rate), name=name)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from gyroscope.base.accepted import listed
+from gyroscope.base.accepted import choice, listed
 from gyroscope.errors import LayerError
 from gyroscope.layers.class_names import ancestry, is_conv1d, is_norm, snake, wrapped_in
 from gyroscope.layers.order import forward_order
@@ -140,9 +140,7 @@ def layers(
     """
     if not isinstance(model, nn.Module):
         raise LayerError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
-    if granularity not in get_args(Granularity):
-        accepted = ", ".join(map(repr, get_args(Granularity)))
-        raise LayerError(f"`granularity` must be one of {accepted}, got {granularity!r}.")
+    choice(granularity, "granularity", get_args(Granularity), LayerError)
     included = ["*"] if include is None else patterns("include", include)
     excluded = [] if exclude is None else patterns("exclude", exclude)
     found = _find(model)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.base.accepted import listed, real, text, whole
+from gyroscope.base.accepted import choice, listed, real, text, whole
 from gyroscope.diagnosis.diagnose import checked_kinds
 from gyroscope.diagnosis.finding import Finding
 from gyroscope.errors import ConditioningError, MonitorError, StoreError
@@ -142,7 +142,8 @@ def watch(
         >>> run.close(); folder.cleanup()
     """
     check_numbers(every=every, budget=budget, detail_every=detail_every, step=step, threshold=threshold)
-    _check_choices(reference_dtype, reference_device)
+    choice(reference_dtype, "reference_dtype", get_args(Precision), MonitorError)
+    choice(reference_device, "reference_device", get_args(Place), MonitorError)
     how = Holding(reference_dtype, reference_device, _memory(reference_memory))
     _check_flags(neurons=neurons, activations=activations, diagnose=diagnose)
     _check_on_finding(on_finding)
@@ -274,16 +275,6 @@ def _parts(chosen: Sequence[Layer], given: Sequence[Optimizer]) -> list[list[int
             f"`optimizer` must step layers of the model, got {empty[0]}, which steps none. Leave it out."
         )
     return found
-
-
-def _check_choices(reference_dtype: object, reference_device: object) -> None:
-    """Reject unknown ways to hold the reference."""
-    for name, value, kinds in (
-        ("reference_dtype", reference_dtype, get_args(Precision)),
-        ("reference_device", reference_device, get_args(Place)),
-    ):
-        if not isinstance(value, str) or value not in kinds:
-            raise MonitorError(f"`{name}` must be one of {', '.join(map(repr, kinds))}, got {value!r:.80}.")
 
 
 _UNITS = {"": 1, "B": 1} | {

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import choice, real
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.domains import choice, count, decay_share, fraction, nonnegative, positive
+from gyroscope.theory.domains import count, decay_share, fraction, nonnegative, positive
 from gyroscope.theory.effective_rate import Floats, Kind
 
 
@@ -236,7 +236,7 @@ class Memory:
         >>> Memory.of("sgd", 0.5).total
         2.0
         """
-        choice("kind", kind, get_args(Kind))
+        choice(kind, "kind", get_args(Kind), DynamicsError)
         fraction("momentum", momentum)
         fraction("dampening", dampening)
         if kind == "adamw":
@@ -363,5 +363,5 @@ def _distance(at: Equilibrium, start: float, kind: Kind) -> float:
 
 
 def _power(kind: Kind) -> int:
-    choice("kind", kind, get_args(Kind))
+    choice(kind, "kind", get_args(Kind), DynamicsError)
     return 4 if kind == "sgd" else 2

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gyroscope.base.accepted import choice
 from gyroscope.control.preconditioners.affine_layers import Cohort, Parts, Place, Shelf, joined, shelves, split
 from gyroscope.control.preconditioners.observer import Labels
 from gyroscope.control.preconditioners.preconditioner import Preconditioner, check_number
@@ -325,10 +326,7 @@ class KFAC(Preconditioner[Factors]):
         self.largest = count("largest", largest, least=1)
         if clip is not None:
             check_number("clip", clip)
-        if tikhonov not in get_args(Tikhonov):
-            raise DynamicsError(
-                f"`tikhonov` must be one of {', '.join(map(repr, get_args(Tikhonov)))}, got {tikhonov!r}."
-            )
+        choice(tikhonov, "tikhonov", get_args(Tikhonov), DynamicsError)
         self.damping, self.tikhonov, self.clip = damping, tikhonov, clip
 
         def factors(found: Sequence[Place]) -> Factors:
