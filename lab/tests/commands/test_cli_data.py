@@ -150,7 +150,7 @@ def test_an_interruption_says_that_what_came_is_kept(tmp_path, run, server, monk
     monkeypatch.setattr("gyroscope_lab.data.download.download", interrupt)
     result = run("get", "made", "--to", tmp_path)
     assert result.exit_code == 130
-    assert "gyroscope: interrupted; the same command resumes the download" in result.stderr
+    assert "gyroscope: Interrupted. The same command resumes the download." in result.stderr
 
 
 def test_all_that_is_here_is_checked_and_how_is_said(tmp_path, run, server):

@@ -177,7 +177,7 @@ def test_a_study_that_fails_does_not_keep_the_others_from_being_made(here):
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
         "gyroscope: one/fig2: this one went wrong",
-        "gyroscope: 1 of 3 studies failed: one/fig2",
+        "gyroscope: 1 of 3 studies failed: one/fig2.",
     ]
     assert (here / "results" / "one" / "table1" / "result.json").exists()
 
@@ -186,7 +186,7 @@ def test_a_study_that_fails_does_not_keep_the_others_from_being_made(here):
 def test_an_interrupt_says_how_to_go_on():
     result = run("two/fig2")
     assert result.exit_code == 130
-    assert result.stderr == "gyroscope: interrupted; the same command resumes where it stopped\n"
+    assert result.stderr == "gyroscope: Interrupted. The same command resumes where it stopped.\n"
 
 
 @pytest.mark.usefixtures("made_up")
@@ -239,7 +239,7 @@ def test_studies_without_the_task_are_left_out_and_named(here):
         (["rotation/fig1", "--scale", "huge"], "Invalid value for '--scale'"),
         (["rotation/fig1", "--engine", "horses"], "Invalid value for '--engine'"),
         (["rotation/fig1", "--out", "file"], "`--out` must be a folder, got the file file."),
-        (["rotation/fig1", "--runs", "file/runs"], "--runs file/runs cannot be written: Not a directory"),
+        (["rotation/fig1", "--runs", "file/runs"], "--runs file/runs cannot be written: Not a directory."),
     ],
 )
 def test_what_is_not_understood_exits_with_two_before_training(here, monkeypatch, arguments, says):

@@ -142,7 +142,7 @@ def reproduce(
         _require_data(laboratory, chosen, data)
     failed = [study.name for study in chosen if not _run(laboratory, study, out)]
     if failed:
-        fail(f"{len(failed)} of {len(chosen)} studies failed: {', '.join(failed)}", code=FAILED)
+        fail(f"{len(failed)} of {len(chosen)} studies failed: {', '.join(failed)}.", code=FAILED)
 
 
 def choose(names: Sequence[str]) -> list[Study]:
@@ -186,9 +186,9 @@ def _refuse_mixtures(
         if is_given
     ]
     if len(given) > 1:
-        fail(f"{' and '.join(given)} exclude each other; give one of them", code=BAD_ARGUMENT)
+        fail(f"{' and '.join(given)} exclude each other. Give one of them.", code=BAD_ARGUMENT)
     if names and given and minutes is None:
-        fail(f"{given[0]} takes no studies, got {' '.join(names)}", code=BAD_ARGUMENT)
+        fail(f"{given[0]} takes no studies, got {' '.join(names)}. Leave them out.", code=BAD_ARGUMENT)
     if minutes is None and (archive is not None or archive_mib is not None):
         option = "--archive" if archive is not None else "--archive-mib"
         fail(f"`{option}` needs `--minutes`.", code=BAD_ARGUMENT)
@@ -253,7 +253,7 @@ def _run(lab: Lab, study: Study, out: Path) -> bool:
             report = study.run(replace(lab, **progress.hooks))
             written = study.save(lab, report, out)
     except KeyboardInterrupt:
-        fail("interrupted; the same command resumes where it stopped", code=INTERRUPTED)
+        fail("Interrupted. The same command resumes where it stopped.", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         lacking = named_in(str(error))
         more = f". {to_get(lacking, Path(lab.data or 'data'))}" if lacking else ""
