@@ -132,7 +132,7 @@ def test_invalid_options_are_rejected_in_one_line(tmp_path, arguments, code, wor
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     code, said = refused(str(tmp_path / "none"))
     assert code == 1
-    assert f"{tmp_path / 'none'}, which is no folder" in said
+    assert f"{tmp_path / 'none'}, which is not a folder" in said
 
 
 def test_a_folder_without_permission_is_named(tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ def ordered(found: Iterable[Finding], muted: Iterable[str] = ()) -> tuple[Findin
     """Return findings by importance; consequences of an alarm become notes.
 
     An alarm may have consequences that rules find too: a rate that is far too high kills units. The first alarm, in the
-    order of the rules, is the likeliest cause, so later ones that are such consequences are no alarms of their own.
+    order of the rules, is the likeliest cause, so later ones that are such consequences become notes.
     """
     kept: list[Finding] = []
     for one in found:

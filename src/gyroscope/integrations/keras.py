@@ -314,7 +314,7 @@ class Layca(_keras.optimizers.Optimizer):  # type: ignore[misc, name-defined]
     ) -> None:
         if unknown:
             raise ControlError(
-                f"`{next(iter(unknown))}` must be an argument of the inner optimizer, which Layca has not. Try "
+                f"`{next(iter(unknown))}` must be given to the inner optimizer, not to Layca. Try "
                 f"Layca(keras.optimizers.SGD(0.1, {next(iter(unknown))}=...))."
             )
         _check_inner(optimizer)
@@ -344,8 +344,8 @@ class Layca(_keras.optimizers.Optimizer):  # type: ignore[misc, name-defined]
         layers = [variables[i] for i in self._where]
         if not layers:
             raise ControlError(
-                f"`variables` must have a layer, got {len(variables)} weights and none. By default those of two or "
-                "more dimensions are, but no `bias`; choose others with layers=..."
+                f"`variables` must have at least one layer, got {len(variables)} weights that are none. By default, "
+                "weights of two or more dimensions are layers, unless they are called `bias`. Choose others: layers=..."
             )
         bound = [v.path for v in layers if v.constraint is not None]
         if bound:
