@@ -31,7 +31,7 @@ import gyroscope
 from gyroscope.base import whole_file
 from gyroscope.store import connect
 from gyroscope.store.schema import FILE as RUN
-from gyroscope.store.schema import beside
+from gyroscope.store.schema import sidecars
 from gyroscope_lab.engine.population import Deadline, run_population
 from gyroscope_lab.engine.run_one import Note, loaded
 from gyroscope_lab.errors import LabError
@@ -319,7 +319,7 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _merge_log(file: Path) -> None:
     """Move what a run that was not closed has outside its file into it."""
-    if any(path.exists() for path in beside(file)):
+    if any(path.exists() for path in sidecars(file)):
         with suppress(sqlite3.Error):
             connection = connect(file, "rw")
             try:
@@ -459,7 +459,7 @@ def _move(new: Path, folder: Path) -> None:
     """Replace the files of a training by those of another, the result last."""
     folder.mkdir(parents=True, exist_ok=True)
     # The journal of another run would be read as part of this run.
-    for path in (folder / _RESULT, *beside(folder / RUN)):
+    for path in (folder / _RESULT, *sidecars(folder / RUN)):
         path.unlink(missing_ok=True)
     for name in _FILES:
         if (new / name).exists():

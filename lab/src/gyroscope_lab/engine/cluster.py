@@ -365,7 +365,7 @@ def _knock(address: str) -> None:
 Parcel = dict[str, bytes]
 
 # Files that an interrupted training may have left; a database must not be read with the journal of another.
-_LEFT = (checkpoint.FILE, schema.FILE, *(path.name for path in schema.beside(Path(schema.FILE))))
+_LEFT = (checkpoint.FILE, schema.FILE, *(path.name for path in schema.sidecars(Path(schema.FILE))))
 
 
 def _pack(folder: Path) -> Parcel:
