@@ -23,7 +23,7 @@ from gyroscope.layers.layer import Layer, chosen_layers
 from gyroscope.layers.untouched import bare, requiring_gradients, tensors, untouched, without_gradients
 from gyroscope.passes.activations import unavailable
 from gyroscope.passes.batches import Batch, batches, is_pair
-from gyroscope.passes.likelihood import known, labelled, sample_targets
+from gyroscope.passes.likelihood import known, labeled, sample_targets
 from gyroscope.passes.losses import Loss, Reduction, check_reduction, counts_equally, mean_loss
 from gyroscope.vectors.layout import any_sharded
 
@@ -166,7 +166,7 @@ class _Passes:
         self.notes: dict[str, None] = {}
         self.times = 1.0  # the gradients are still to be multiplied by this
         self.samples = self.batches = 0
-        self.labelled = self.counted = self.total = 0.0
+        self.labeled = self.counted = self.total = 0.0
         self.equal = True  # False once a batch was found whose samples have different weights
 
     def run(self, given: Any) -> None:
@@ -219,7 +219,7 @@ class _Passes:
             if n == 0:
                 raise ConditioningError("A batch is empty: the model's output has no rows, or there are no labels.")
             value, note = self._loss(output, target)
-            weight = labelled(self.loss, target, n)
+            weight = labeled(self.loss, target, n)
             self._weigh(output, target)
         except Exception as error:
             ranks.agree(error, together)
@@ -241,7 +241,7 @@ class _Passes:
         self.capture.close(scale, share=1.0 if self.spectrometer is not None else weight / n)
         self.total += float(value.detach()) * weight
         self.samples += n
-        self.labelled += weight
+        self.labeled += weight
         self.batches += 1
 
     def _add(self, found: dict[int, Tensor], n: float, scale: float) -> None:
@@ -336,7 +336,7 @@ class _Passes:
         uses = {key: use for key, use in self.capture.uses.items() if use.x.samples and use.g.samples}
         units = self._units(groups)
         with torch.no_grad():
-            times = ranks.mean(float(self.samples), self.labelled, groups, self.device)
+            times = ranks.mean(float(self.samples), self.labeled, groups, self.device)
             for use in uses.values() if self.spectrometer is None else ():
                 use.g.rescale(times)
             if groups:
@@ -344,9 +344,9 @@ class _Passes:
                 if not self.sharded:
                     weights = [layer.parameter for layer in self.layers]
                     own = {i: _wide(gradient) * self.times for i, gradient in self.gradients.items()}
-                    self.gradients = ranks.mean_gradients(own, self.labelled, len(self.layers), groups, weights)
+                    self.gradients = ranks.mean_gradients(own, self.labeled, len(self.layers), groups, weights)
                     self.times = 1.0
-            mean = ranks.mean(self.total, self.labelled, groups, self.device)
+            mean = ranks.mean(self.total, self.labeled, groups, self.device)
             ordered = in_order(uses)
             entries, untreated = ranks.together(groups, lambda: self._solved(ordered, units, p=p, spectra=spectra))
         seen = {use.position for use in ordered}

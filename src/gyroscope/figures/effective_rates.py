@@ -17,7 +17,7 @@ from gyroscope.figures.drawing import (
     depth_key,
     draw_course,
     draw_lines,
-    emphasise,
+    emphasize,
     finish,
     own_axes,
     said,
@@ -82,7 +82,7 @@ def effective_rates(
     styles: list[tuple[str, Style]] = [("measured" if series.quantity == "effective_lr_measured" else "η/‖w‖²", "-")]
     if many and chosen.any():
         for line, stands_out in zip(ax.lines[before:], chosen, strict=True):
-            emphasise(line) if stands_out else line.set_alpha(0.25)
+            emphasize(line) if stands_out else line.set_alpha(0.25)
     predictions_of: list[tuple[Values, str, Style]] = [
         (dashed, "η/‖w‖², predicted", "--"),
         (dotted, "fitted decay law", ":"),
