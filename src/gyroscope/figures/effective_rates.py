@@ -49,10 +49,10 @@ def effective_rates(
     """Draw each layer's effective learning rate, measured and predicted, and return the axes.
 
     Solid lines are measured: the angle turned in a step, divided by ‖w‖ times the part of the gradient that turns it.
-        Dashed lines are η/‖w‖², the prediction for plain gradient steps; momentum β makes the measured rate larger, by
-        up to 1/(1 − β). Dotted lines are the fitted law by which growing norms make η/‖w‖² decay, for scale-invariant
-        layers. The steps of Adam-like optimizers are different: for them solid lines are η/‖w‖² itself. If there are
-        many layers, only a few have predictions.
+    Dashed lines are η/‖w‖², the prediction for plain gradient steps; momentum β makes the measured rate larger, by
+    up to 1/(1 − β). Dotted lines are the fitted law by which growing norms make η/‖w‖² decay, for scale-invariant
+    layers. The steps of Adam-like optimizers are different: for them solid lines are η/‖w‖² itself. If there are
+    many layers, only a few have predictions.
 
     Args:
         run: a run or its path.

@@ -275,10 +275,10 @@ def equilibrium(
     | AdamW, β₁ | 1 | (1−β₁)/(1+β₁) | ηλ | √(2ηλ(1−β₁)/(1+β₁)) |
 
     The rate of SGD, with or without momentum, follows from gradients being orthogonal to w alone: successive gradients
-        may be correlated or not. (Without momentum the angle is exactly arccos(1−ηλ).) The norm, and the rate with
-        Nesterov momentum, assume uncorrelated successive gradients. For AdamW the gradient divided by √v is also
-        assumed orthogonal to w, with squared norm n = the number of elements, and the half-life is assumed longer than
-        the memory 1/(1−β₂) of v.
+    may be correlated or not. (Without momentum the angle is exactly arccos(1−ηλ).) The norm, and the rate with
+    Nesterov momentum, assume uncorrelated successive gradients. For AdamW the gradient divided by √v is also
+    assumed orthogonal to w, with squared norm n = the number of elements, and the half-life is assumed longer than
+    the memory 1/(1−β₂) of v.
 
     Args:
         lr: η.

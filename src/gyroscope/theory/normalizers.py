@@ -44,8 +44,8 @@ def properties(
 
     All changes are relative: ‖f′ − f‖/‖f‖ of the network's outputs f; of one example for "stochastic". They are made at
     the layer: its weights are multiplied by γ between 1 and 4; a constant as large as its output's standard deviation
-        is added to each of its units; the other examples' outputs are permuted, scaled and shifted. The ε of a
-        normalizer leaves a change of about ε/(2σ²), σ² the variance of its inputs; `tolerance` is above that.
+    is added to each of its units; the other examples' outputs are permuted, scaled and shifted. The ε of a
+    normalizer leaves a change of about ε/(2σ²), σ² the variance of its inputs; `tolerance` is above that.
 
     Args:
         module: a network, or a single normalizer, to which a layer is then prepended. It is left unchanged and measured

@@ -81,14 +81,14 @@ def reproduce(
     """Reproduce figures and tables of the papers, and compare their numbers with ours.
 
     Without a name, or with **list**, list the studies: what the paper shows, the number of trainings, their time, and
-        whether there are results.
+    whether there are results.
 
     At the scales **smoke** and **small**, the embedded digits replace the papers' data. At **full**, everything is as
     the authors ran it; see gyroscope data for the datasets.
 
     Trainings are kept: studies share them, interrupted ones resume where they stopped, and known ones are not run
-        again. They run one after another (**serial**), in processes (**workers**), side by side on a GPU
-        (**population**) or on a cluster (**ray**); **auto** uses a GPU if there is one.
+    again. They run one after another (**serial**), in processes (**workers**), side by side on a GPU
+    (**population**) or on a cluster (**ray**); **auto** uses a GPU if there is one.
 
     With **--minutes**, train the missing full-scale trainings in the order of OUT/queue.md for M minutes on a GPU, then
     write one archive of results and checkpoints. Names limit it to those studies. **--collect** merges the archive.

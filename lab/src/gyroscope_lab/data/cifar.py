@@ -87,7 +87,7 @@ def contents(root: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]]:
     """Yield each file of a dataset: its name without `.bin`, its path, and its bytes.
 
     The files are read from the first place that has all of them: the folder, the folders its archives unpack to, or the
-        archives.
+    archives.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

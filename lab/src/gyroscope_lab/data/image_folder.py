@@ -31,7 +31,7 @@ def read_tiny_imagenet(
     """Return Tiny ImageNet: 100,000 images to train on, 10,000 to test on, of 200 classes, bytes [N, 3, 64, 64].
 
     The test set is the published validation set, as in the papers: the labels of the published test set are not public.
-        Classes are numbered in the order of their names.
+    Classes are numbered in the order of their names.
 
     Args:
         folder: a folder with `wnids.txt`, `train/CLASS/images/*.JPEG`, `val/images/*.JPEG` and

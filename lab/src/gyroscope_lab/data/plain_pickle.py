@@ -17,7 +17,7 @@ def read_plain_pickle(content: bytes, *, name: str) -> object:
     """Return the content of a pickle: dictionaries, lists, tuples, strings, numbers and arrays of `uint8` only.
 
     A pickle is a program: it names functions and calls them. Here it finds only replacements, defined in this module,
-        for the four names that numpy puts into the pickle of an array. Any other name is rejected before it runs.
+    for the four names that numpy puts into the pickle of an array. Any other name is rejected before it runs.
     Strings of Python 2 come back as bytes, arrays as `PlainArray`.
 
     Args:

@@ -108,8 +108,8 @@ def run_population(
     """Train all of `trials`, up to `at_once` side by side, and keep their results in `archive`.
 
     Small networks leave most of a large GPU idle: a step is hundreds of kernels, and each fills a few of its
-        processors. Trials that share a GPU take turns. No trial waits for another, and none changes the result of
-        another.
+    processors. Trials that share a GPU take turns. No trial waits for another, and none changes the result of
+    another.
 
     A trial that does not fit into memory with the others is tried again when one of them has ended.
 
