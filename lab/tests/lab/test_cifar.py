@@ -410,7 +410,7 @@ def test_an_archive_without_a_file_is_refused_by_the_name_of_it(tmp_path):
     contents = files(10, "bin")
     del contents["data_batch_4.bin"]
     path = packed(tmp_path, contents)
-    with pytest.raises(LabError, match=rf"{path} has no data_batch_4\.bin; fetch it again"):
+    with pytest.raises(LabError, match=rf"{path} has no data_batch_4\.bin. Fetch it again"):
         read_cifar10(tmp_path)
 
 

@@ -189,7 +189,7 @@ def test_an_interrupted_population_goes_on(tmp_path):
 
 
 def test_without_a_gpu_a_population_says_what_to_use(tmp_path):
-    with pytest.raises(LabError, match="there is none; use the engine 'workers'"):
+    with pytest.raises(LabError, match=r"there is none\. Use the engine 'workers'"):
         run_trials(TRIALS[:1], Archive(tmp_path), engine="population")
 
 

@@ -160,8 +160,8 @@ def choose(names: Sequence[str]) -> list[Study]:
         matching = [name for name in known if given in ("all", name) or fnmatchcase(name, given)]
         if not matching:
             close = get_close_matches(given, known, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise LabError(f"There is no study {given!r}; {hint}gyroscope reproduce list shows them all.")
+            hint = f"Did you mean {close[0]}? " if close else ""
+            raise LabError(f"There is no study {given!r}. {hint}To list them: gyroscope reproduce list")
         found |= set(matching)
     return [study(name) for name in known if name in found]
 
@@ -256,8 +256,8 @@ def _run(lab: Lab, study: Study, out: Path) -> bool:
         fail("Interrupted. The same command resumes where it stopped.", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         lacking = named_in(str(error))
-        more = f". {to_get(lacking, Path(lab.data or 'data'))}" if lacking else ""
-        typer.echo(f"gyroscope: {study.name}: {error}{more}", err=True)
+        said = f"{str(error).rstrip('.')}. {to_get(lacking, Path(lab.data or 'data'))}" if lacking else error
+        typer.echo(f"gyroscope: {study.name}: {said}", err=True)
         return False
     print_report(study, report, lab)
     typer.echo(f"Wrote {', '.join(map(str, written))}\n")

@@ -75,12 +75,12 @@ class Captured(Training):
         self, trial: Trial, split: Split, *, device: str = "cuda", compiled: bool | None = False, **options: Any
     ) -> None:
         if torch.device(device).type != "cuda":
-            raise LabError(f"steps are captured on CUDA devices; this training is on {device}")
+            raise LabError(f"Steps are captured on CUDA devices, got a training on {device}.")
         if not trial.recipe.capturable:
-            raise LabError(f"{trial.recipe.optimizer} cannot be captured; train it step by step")
+            raise LabError(f"{trial.recipe.optimizer} cannot be captured. Train it step by step.")
         self.stream = torch.cuda.current_stream(device)
         if self.stream == torch.cuda.default_stream(device):
-            raise LabError("a captured training needs a stream of its own; make it within torch.cuda.stream(...)")
+            raise LabError("A captured training needs a stream of its own. Make it within torch.cuda.stream(...).")
         super().__init__(trial, split, device=device, captured=True, **options)
         self._whole = trial.schedule.batch
         self._compiles = compiled is not False

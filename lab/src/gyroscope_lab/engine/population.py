@@ -132,7 +132,7 @@ def run_population(
             results are kept.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise LabError("the engine 'population' needs a GPU, and there is none; use the engine 'workers'")
+        raise LabError("The engine 'population' needs a GPU, and there is none. Use the engine 'workers'.")
     deadline = until if isinstance(until, Deadline) else Deadline(inf if until is None else until)
     told = on_failed or (lambda trial, why: None)
     population = _Population(trials, load, archive, at_once, device, compiled, deadline, on_epoch, on_done, told)
