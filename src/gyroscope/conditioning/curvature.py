@@ -155,7 +155,7 @@ def _extreme(times: Product, size: int, end: str, tolerance: float, iterations: 
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
     except ImportError:
         raise MissingExtraError(
-            "top_eigenvalue needs scipy, which is not installed. Install it with pip install 'gyroscope[curvature]'."
+            "`top_eigenvalue` needs scipy, which is not installed: pip install 'gyroscope[curvature]'"
         ) from None
     vectors = min(size, _VECTORS if size < _LARGE else _VECTORS_LARGE)
     # ARPACK's tolerance is absolute for eigenvalues far below one, so the matrix is scaled to size one.

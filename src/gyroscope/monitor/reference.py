@@ -58,7 +58,7 @@ _WRAPPERS = re.compile(r"(^|\.)(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_
 
 @dataclass(frozen=True)
 class Holding:
-    """How w₀ is held.
+    """The way w₀ is held.
 
     Attributes:
         precision, place: as in `watch`.

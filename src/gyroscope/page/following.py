@@ -76,7 +76,7 @@ class Entry:
     """A run of the folder.
 
     Attributes:
-        id: what the page asks for it by.
+        id: the id under which the page asks for it.
         name: its path from the folder.
         path: its folder.
         version: the number of its last change.

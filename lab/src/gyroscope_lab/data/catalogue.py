@@ -30,7 +30,7 @@ class File:
 
     @property
     def known_by(self) -> str:
-        """How the file is identified: by "md5", "sha256", "size", or "name" only.
+        """The property that identifies the file: "md5", "sha256", "size", or only its "name".
 
         >>> File("train.bin", size=153_700_000).known_by
         'size'

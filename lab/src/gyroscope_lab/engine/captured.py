@@ -40,7 +40,7 @@ def compile_blocks(model: nn.Module) -> bool:
     return bool(blocks)
 
 
-def room_for_kinds() -> AbstractContextManager[Any]:
+def many_kinds() -> AbstractContextManager[Any]:
     """Allow many kinds of block to be compiled within this context."""
     # The names of torch 2.6, which later versions accept too.
     limits: AbstractContextManager[Any] = torch._dynamo.config.patch(
@@ -52,7 +52,7 @@ def room_for_kinds() -> AbstractContextManager[Any]:
 @contextmanager
 def _compiling() -> Iterator[None]:
     """Allow many kinds of block to be compiled; show warnings of the compiler even where warnings are errors."""
-    with room_for_kinds(), warnings.catch_warnings():
+    with many_kinds(), warnings.catch_warnings():
         warnings.simplefilter("default")
         yield
 
