@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from gyroscope.base.accepted import choice
 from gyroscope.control.preconditioners.affine_layers import Cohort, Parts, Place, Shelf, joined, shelves, split
 from gyroscope.control.preconditioners.observer import Labels
-from gyroscope.control.preconditioners.preconditioner import Preconditioner, check_number
+from gyroscope.control.preconditioners.preconditioner import Preconditioner
 from gyroscope.control.preconditioners.running import Counts
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.likelihood import Loss
-from gyroscope.theory.domains import count
+from gyroscope.theory.domains import count, fraction, nonnegative
 
 Tikhonov = Literal["factored", "exact"]
 
@@ -320,12 +320,12 @@ class KFAC(Preconditioner[Factors]):
         largest: int = 8192,
         seed: int = 0,
     ) -> None:
-        check_number("damping", damping)
-        check_number("decay", decay, below=1.0)
+        nonnegative("damping", damping, hint="1e-3")
+        fraction("decay", decay, hint="0.95")
         self.decompose_every = count("decompose_every", decompose_every, least=1)
         self.largest = count("largest", largest, least=1)
         if clip is not None:
-            check_number("clip", clip)
+            nonnegative("clip", clip, hint="1e-3")
         choice(tikhonov, "tikhonov", get_args(Tikhonov), DynamicsError)
         self.damping, self.tikhonov, self.clip = damping, tikhonov, clip
 
