@@ -73,7 +73,7 @@ class Deadline:
         return self.at - time.monotonic()
 
     def stop(self, within: float) -> None:
-        """End earlier: begin no further training, and end the running ones `within` so many seconds."""
+        """End earlier: begin no further training, and end the running ones within `within` seconds."""
         self.at, self.stopped = min(self.at, time.monotonic() + within), True
 
 

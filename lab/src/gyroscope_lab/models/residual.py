@@ -67,7 +67,7 @@ class BasicBlock(Block):
         channels: the number of channels of x.
         width: the number of channels of y.
         stride: the stride of the first convolution; 2 halves the image.
-        norm: makes a normalization of so many channels.
+        norm: returns a normalization for a number of channels.
         projection: True for a 1×1 convolution as the shortcut that changes the shape (its weight is registered and used
             after the block's own); False for one without weights (`PaddedShortcut`).
         same: True for strided convolutions padded as in TensorFlow (`SamePad`).
@@ -112,7 +112,7 @@ class PreactBlock(Block):
         channels: the number of channels of x.
         width: the number of channels of y.
         stride: the stride of the first convolution; 2 halves the image.
-        norm: makes a normalization of so many channels.
+        norm: returns a normalization for a number of channels.
         projection: True for a 1×1 convolution as the shortcut that changes the shape, as in `BasicBlock`.
         shared: True for a shortcut that starts from p.
         dropout: the share of activations dropped before the second convolution, in training.
