@@ -98,6 +98,7 @@ def condition(
         raise ConditioningError(
             f"`labels` must be 'true', 'sampled' or a function (output, generator) → targets, got {labels!r}."
         )
+    patches = accepted.flag(patches, "patches", ConditioningError)
     spectra = accepted.flag(spectra, "spectra", ConditioningError)
     units = accepted.flag(units, "units", ConditioningError)
     seed = accepted.seed(seed, ConditioningError)

@@ -97,7 +97,7 @@ class Preconditioner(Wrapper, Generic[R]):
                     f"Preconditioners work in one process, since ranks do not share statistics; got {ranks}."
                 )
         found, self.unsupported = places(model)
-        if not biases:
+        if not accepted.flag(biases, "biases", DynamicsError):
             found = tuple(replace(place, biased=False) for place in found)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for place in found:
