@@ -83,7 +83,7 @@ def test_a_truncated_archive_is_refused(tmp_path, keep):
     write(tmp_path, packed=NAMES[:1])
     path = tmp_path / f"{NAMES[0]}.gz"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(LabError, match=rf"{NAMES[0]}\.gz is .*fetch it again"):
+    with pytest.raises(LabError, match=rf"{NAMES[0]}\.gz is .*Fetch it again"):
         mnist(tmp_path)
 
 

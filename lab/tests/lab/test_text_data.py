@@ -99,7 +99,7 @@ def test_a_text_just_long_enough_is_split(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "is empty"), (b"\x1f\x8b\x08\0", "is not a text in UTF-8: .* is it compressed, or another file")],
+    [(b"", "is empty"), (b"\x1f\x8b\x08\0", "is not a text in UTF-8: .* Is it compressed, or another file")],
     ids=["empty", "gz"],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, content, says):
