@@ -185,7 +185,7 @@ def chosen_layers(model: Any, given: Any, error: type[Exception]) -> list[Layer]
     ['0.weight']
     """
     if not isinstance(model, nn.Module):
-        raise error(f"`model` must be a torch.nn.Module, got a {type(model).__name__}.")
+        raise error(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
     some = None if given is None else listed(given)
     if some and all(isinstance(one, Layer) for one in some):
         found = some
