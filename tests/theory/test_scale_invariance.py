@@ -391,7 +391,7 @@ def nothing(output: Tensor, target: Tensor) -> Tensor:
 
 
 BAD = {
-    "no model": (lambda m, b: invariance("net", F.cross_entropy, b), "a str"),
+    "no model": (lambda m, b: invariance("net", F.cross_entropy, b), "got str"),
     "no loss": (lambda m, b: invariance(m, 3, b), "a int"),
     "no pair": (lambda m, b: invariance(m, F.cross_entropy, b[0]), "one pair"),
     "no gradient": (lambda m, b: invariance(m, nothing, b), "does not depend"),
