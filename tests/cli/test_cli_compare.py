@@ -232,7 +232,7 @@ def test_a_format_there_is_not_is_refused_before_anything_is_read(here):
 def test_a_number_for_a_figure_that_is_not_asked_for_is_refused(four):
     result = run(four, "--accuracy", "loss")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "--accuracy must be used with --out, the file of the figure; add --out FILE" in result.stderr
+    assert "`--accuracy` must be used with `--out`, the file of the figure. Add --out FILE." in result.stderr
 
 
 def test_a_number_that_was_not_logged_is_named(four, here):

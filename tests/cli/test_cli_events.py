@@ -36,7 +36,7 @@ def test_kinds_can_be_chosen(tmp_path):
     assert [kind for _, kind, _ in listed(run(path, "--kind", "note", "--kind", "stop"))] == ["note", "stop"]
     result = run(path, "--kind", "notes")
     assert result.exit_code == 2
-    assert "its kinds are start, note, stop" in result.stderr
+    assert "Its kinds are start, note, stop" in result.stderr
 
 
 def test_events_after_the_step_of_a_resume_are_listed_on_request(tmp_path):

@@ -57,7 +57,7 @@ def test_layers_are_chosen_by_pattern(tmp_path):
     assert result.exit_code == 2
     assert (
         result.stderr
-        == "gyroscope: --layer must match at least one of the 3 layers, got fc*; one of them is conv1.weight\n"
+        == "gyroscope: `--layer` must match at least one of the 3 layers, got fc*. One of them is conv1.weight.\n"
     )
 
 

@@ -117,7 +117,7 @@ def test_a_busy_port_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--port", "70000"), 2, "--port must be a whole number from 0 to 65535, got 70000. Try 8421."),
+        (("--port", "70000"), 2, "`--port` must be a whole number from 0 to 65535, got 70000. Try 8421."),
         (("--allow-host", "http://x/"), 1, "`allow_hosts` must be names of hosts"),
         (("--host", "nowhere.invalid"), 1, "`host` must be an address or a name of this machine"),
     ],
@@ -132,7 +132,7 @@ def test_invalid_options_are_rejected_in_one_line(tmp_path, arguments, code, wor
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     code, said = refused(str(tmp_path / "none"))
     assert code == 1
-    assert f"{tmp_path / 'none'}, which is no folder" in said
+    assert f"{tmp_path / 'none'}, which is not a folder" in said
 
 
 def test_a_folder_without_permission_is_named(tmp_path, monkeypatch):

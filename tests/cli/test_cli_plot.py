@@ -108,20 +108,21 @@ def test_runs_are_compared_one_by_one_or_from_their_folder(runs, drawn):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["seed0", "--out", "a.jpg"], "--out must end in .png, .svg, .pdf, got a.jpg"),
+        (["seed0", "--out", "a.jpg"], "`--out` must end in .png, .svg, .pdf, got a.jpg."),
         (
             ["seed0", "--out", "a.png", "--format", "pdf"],
-            "--out and --format must agree, got a.png and pdf; leave one out",
+            "`--out` and `--format` must agree, got a.png and pdf. Leave one out.",
         ),
-        (["seed0", "seed1"], "RUN must be one run for dashboard, got 2; --figure compare shows several"),
+        (["seed0", "seed1"], "`RUN` must be one run for dashboard, got 2. Try --figure compare, which shows several."),
         (
             ["seed0", "--quantity", "lr"],
-            "--quantity must be used with --figure curves, rotation_heatmap or conditioning_over_time, got dashboard",
+            "`--quantity` must be used with --figure curves, rotation_heatmap or conditioning_over_time, got "
+            "dashboard.",
         ),
-        (["seed0", "--accuracy", "loss"], "--accuracy must be used with --figure compare, got dashboard"),
+        (["seed0", "--accuracy", "loss"], "`--accuracy` must be used with --figure compare, got dashboard."),
         (
             ["seed0", "--figure", "scalars", "--layers", "block*"],
-            "--layers cannot be used with --figure scalars, which shows the whole network; leave it out",
+            "`--layers` cannot be used with --figure scalars, which shows the whole network. Leave it out.",
         ),
     ],
 )

@@ -85,7 +85,7 @@ def test_what_cannot_be_read_is_told_of_and_listed_and_the_rest_is_shown(here):
     [
         (["nowhere"], 1, "gyroscope: There is no run at "),
         (["empty"], 1, "gyroscope: There are no runs in "),
-        (["runs/a", "--bins", "0"], 2, "gyroscope: --bins must be a whole number >= 1, got 0"),
+        (["runs/a", "--bins", "0"], 2, "gyroscope: `--bins` must be a whole number >= 1, got 0. Try 512."),
         (
             ["runs/a", "-o", "runs/a/run.sqlite/x"],
             1,
@@ -111,5 +111,5 @@ def test_an_interrupted_report_leaves_nothing(here, monkeypatch):
     monkeypatch.setattr("gyroscope.page.data.head", stop)
     monkeypatch.setattr("gyroscope.page.frames.packed", stop)
     result = run("runs/a")
-    assert (result.exit_code, result.stderr) == (130, "gyroscope: interrupted\n")
+    assert (result.exit_code, result.stderr) == (130, "gyroscope: Interrupted.\n")
     assert sorted(path.name for path in here.iterdir()) == ["runs"]

@@ -332,7 +332,7 @@ def test_sparse_inputs_are_taken() -> None:
 
 
 @pytest.mark.parametrize("given", ["no", np.ones((3, 2)), torch.ones(2)], ids=["text", "array", "tensor"])
-@pytest.mark.parametrize("name", ["spectra", "units"])
+@pytest.mark.parametrize("name", ["patches", "spectra", "units"])
 def test_flags_are_true_or_false(name: str, given: Any) -> None:
     refused(f"`{name}` must be True or False, got {given!r:.20}", **{name: given})
 

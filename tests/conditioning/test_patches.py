@@ -381,7 +381,7 @@ def test_each_product_of_two_positions_is_taken_once():
         ((1, 4, 5), {"kernel_size": 1, "padding": -1}, "`padding` must be .* got -1"),
         ((1, 4, 5), {"kernel_size": 1, "padding": "full"}, "numbers, 'same' or 'valid', got 'full'"),
         ((1, 4, 5), {"kernel_size": 3, "padding": "same", "stride": 2}, "got 'same' with stride 2"),
-        ((1, 4, 5), {"kernel_size": 1, "padding_mode": "mirror"}, "one of zeros, reflect.* got 'mirror'"),
+        ((1, 4, 5), {"kernel_size": 1, "padding_mode": "mirror"}, "one of 'zeros', 'reflect'.* got 'mirror'"),
     ],
 )
 def test_what_is_no_convolution_is_refused(shape, conv, says):

@@ -87,7 +87,7 @@ def test_the_norm_is_not_known_without_the_gradient():
         ({"lr": -1.0, "decay": 0.1}, "`lr` must be .* got -1.0"),
         ({"lr": 0.1, "decay": math.nan}, "`decay` must be .* got nan"),
         ({"lr": 0.1, "decay": 0.1, "momentum": 1.0}, "`momentum` must be .* got 1.0"),
-        ({"lr": 0.1, "decay": 0.1, "kind": "lion"}, "`kind` must be .sgd. or .adamw., got .lion."),
+        ({"lr": 0.1, "decay": 0.1, "kind": "lion"}, "`kind` must be one of .sgd., .adamw., got .lion."),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(options, says):

@@ -96,5 +96,5 @@ def test_rotation_is_shown_where_there_is_no_activity():
 
 
 def test_what_is_not_known_is_refused():
-    with pytest.raises(FigureError, match="`show` must be 'activity' or 'rotation', got 'dead'"):
+    with pytest.raises(FigureError, match="`show` must be one of 'activity', 'rotation', got 'dead'"):
         neurons(example_run(), "dead")

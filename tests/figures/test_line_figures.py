@@ -94,7 +94,7 @@ def test_norms_that_begin_at_zero_are_counted_where_they_cannot_be_divided_by():
 
 
 def test_an_unknown_norm_is_refused():
-    with pytest.raises(FigureError, match="`which` must be 'weight' or 'gradient' or 'update', got 'weights'"):
+    with pytest.raises(FigureError, match="`which` must be one of 'weight', 'gradient', 'update', got 'weights'"):
         norms(example_run(), "weights")
 
 

@@ -43,8 +43,8 @@ def test_an_incomplete_row_leaves_no_empty_axes():
 def test_every_column_has_epochs_under_its_lowest_panel():
     figure = rotation_panels(panels(7))
     figure.canvas.draw()
-    labelled = [any(label.get_visible() for label in ax.get_xticklabels()) for ax in drawn(figure)]
-    assert labelled == [False] * 2 + [True] * 5
+    labeled = [any(label.get_visible() for label in ax.get_xticklabels()) for ax in drawn(figure)]
+    assert labeled == [False] * 2 + [True] * 5
 
 
 def test_the_colour_bar_explains_depth():

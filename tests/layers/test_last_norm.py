@@ -684,7 +684,7 @@ def test_a_seed_that_is_none(seed: object) -> None:
 def test_unknown_choices_are_answered_with_those_there_are(options: dict[str, str]) -> None:
     (name, given), *_ = options.items()
     said = refused(mlp(), **options)
-    accepted = {"kind": "'batch' or 'layer'", "gain": "'uniform' or 'ones'"}[name]
+    accepted = {"kind": "one of 'batch', 'layer'", "gain": "one of 'uniform', 'ones'"}[name]
     assert said == f"`{name}` must be {accepted}, got {given!r}."
 
 

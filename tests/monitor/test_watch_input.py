@@ -121,7 +121,7 @@ def bad_pairs():
     norm = nn.LayerNorm(4)
     quantized = nn.Module()
     return {
-        "no model": ("a model", sgd, "`model` must be a torch.nn.Module, got a str"),
+        "no model": ("a model", sgd, "`model` must be a torch.nn.Module, got str"),
         "in the wrong order": (
             sgd,
             model,

@@ -124,7 +124,7 @@ def test_a_port_can_be_chosen_and_a_busy_one_is_a_warning(tmp_path, children, ca
         port = other.getsockname()[1]
         with watched(tmp_path / "run", live=port) as monitor:
             assert monitor.live is None
-    assert f"The live page was not started, and training goes on: Port {port} is in use" in caplog.text
+    assert f"The live page was not started, and training continues: Port {port} is in use" in caplog.text
     assert not (tmp_path / "run" / "run.sqlite-wal").exists()
 
 
@@ -143,7 +143,7 @@ def test_a_child_that_has_ended_before_it_is_asked_is_the_same_warning(tmp_path,
 def test_a_child_that_ends_at_once_is_a_warning(tmp_path, children, caplog, monkeypatch):
     monkeypatch.setattr(live_page, "_PROGRAM", "raise SystemExit")
     assert live_page.show(tmp_path, 0) is None
-    assert "training goes on: its process has ended at once." in caplog.text
+    assert "training continues: its process has ended at once." in caplog.text
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert live_page.show(tmp_path, 0) is None
     assert "No such file" in caplog.text

@@ -273,7 +273,8 @@ def test_undamped_directions_that_the_curvature_does_not_see_are_left_alone():
     ("options", "message"),
     [
         ({"damping": -1.0}, "`damping` must be a finite number >= 0, got -1.0"),
-        ({"decay": 1.0}, "`decay` must be a finite number >= 0 and below 1, got 1.0"),
+        ({"decay": 1.0}, "`decay` must be a number >= 0 and < 1, got 1.0"),
+        ({"biases": "no"}, "`biases` must be True or False, got 'no'"),
         ({"every": 0}, "`every` must be .* got 0"),
         ({"decompose_every": 1.5}, "`decompose_every` must be .* got 1.5"),
         ({"tikhonov": "other"}, "`tikhonov` must be one of 'factored', 'exact', got 'other'"),

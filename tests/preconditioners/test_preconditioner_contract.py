@@ -117,7 +117,7 @@ def test_gradients_are_the_loops_own_after_a_step(kind):
         assert torch.equal(grad, value)
 
 
-def test_layca_turns_by_its_angle_towards_the_preconditioned_gradient():
+def test_layca_turns_by_its_angle_toward_the_preconditioned_gradient():
     rho = 0.1
     net, plain = make_net().double(), make_net().double()
     x, y = data(0)[0].double(), data(0)[1]

@@ -52,7 +52,7 @@ def failed(w, caplog):
         w.flush()
     w.close()
     (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert (record.name, record.getMessage()) == ("gyroscope", f"Recording has stopped, training goes on: {w.error}")
+    assert (record.name, record.getMessage()) == ("gyroscope", f"Recording has stopped, training continues: {w.error}")
     return str(w.error)
 
 

@@ -40,7 +40,7 @@ def test_what_has_a_sign_is_symmetric():
     assert limits(look_of("alignment"), [0.0, 0.3]) == (-1, 1)
 
 
-def test_condition_numbers_are_labelled_by_their_share_and_matrix():
+def test_condition_numbers_are_labeled_by_their_share_and_matrix():
     look = look_of("kappa_g_p12.5")
     assert (look.label, look.scale, look.noisy) == ("κ12.5(Σ∇h)", "log", True)
     assert look.drawn == r"$\kappa_{12.5\%}(\Sigma_{\nabla h})$"

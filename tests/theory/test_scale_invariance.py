@@ -248,8 +248,8 @@ def depthwise() -> nn.Sequential:
 
 LITTLE = {
     "two examples": (lambda: net(nn.BatchNorm1d(8)), (2, 6), ["unit", "no"]),
-    "one weight a unit": (lambda: thin(nn.BatchNorm1d(8)), (24, 1), ["unit", "no"]),
-    "one weight a unit, plain": (thin, (24, 1), ["no", "no"]),
+    "one weight per unit": (lambda: thin(nn.BatchNorm1d(8)), (24, 1), ["unit", "no"]),
+    "one weight per unit, plain": (thin, (24, 1), ["no", "no"]),
     "depthwise": (depthwise, (24, 1, 6), ["unit", "unit", "no"]),
 }
 
@@ -293,7 +293,7 @@ def test_units_at_the_ends_of_their_range_are_not_taken_for_invariant():
     x = torch.randn(48, 1).sign() * (2 + 0.1 * torch.rand(48, 1))
     found = invariance(model, F.mse_loss, (x, torch.randn(48, 1)))["0.weight"]
     assert found.change_unit < 0.05 < found.change_tensor
-    assert found.scale_invariant == "undecided: one weight a unit"
+    assert found.scale_invariant == "undecided: one weight per unit"
 
 
 def test_what_epsilon_does_fades_with_the_square_of_the_scale():
@@ -327,7 +327,7 @@ def test_a_loss_that_does_not_see_the_scale_of_outputs_leaves_one_weight_a_unit_
         return 1 - F.cosine_similarity(output, F.one_hot(target, 3).to(output), dim=1)
 
     model = nn.Sequential(nn.Linear(1, 3, bias=False))
-    assert verdicts(model, batch(d=1), cosine) == {"0.weight": "undecided: one weight a unit"}
+    assert verdicts(model, batch(d=1), cosine) == {"0.weight": "undecided: one weight per unit"}
 
 
 def test_where_cosines_are_clear_nothing_runs_but_the_passes_at_the_points():
@@ -391,7 +391,7 @@ def nothing(output: Tensor, target: Tensor) -> Tensor:
 
 
 BAD = {
-    "no model": (lambda m, b: invariance("net", F.cross_entropy, b), "a str"),
+    "no model": (lambda m, b: invariance("net", F.cross_entropy, b), "got str"),
     "no loss": (lambda m, b: invariance(m, 3, b), "a int"),
     "no pair": (lambda m, b: invariance(m, F.cross_entropy, b[0]), "one pair"),
     "no gradient": (lambda m, b: invariance(m, nothing, b), "does not depend"),

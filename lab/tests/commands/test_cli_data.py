@@ -133,7 +133,7 @@ def test_one_that_fails_does_not_keep_the_others_from_being_got(tmp_path, run, s
 def test_an_unknown_name_exits_with_two_before_anything_is_done(tmp_path, run, server, command):
     result = run(command, "made", "mdae", "--data", tmp_path)
     assert result.exit_code == 2
-    assert "gyroscope: no dataset is called 'mdae'; did you mean made? There are: made, words, large" in result.stderr
+    assert "gyroscope: No dataset is called 'mdae'. Did you mean made? There are: made, words, large" in result.stderr
     assert (tree(tmp_path), server.asked) == ({}, [])
 
 
@@ -150,7 +150,7 @@ def test_an_interruption_says_that_what_came_is_kept(tmp_path, run, server, monk
     monkeypatch.setattr("gyroscope_lab.data.download.download", interrupt)
     result = run("get", "made", "--to", tmp_path)
     assert result.exit_code == 130
-    assert "gyroscope: interrupted; the same command resumes the download" in result.stderr
+    assert "gyroscope: Interrupted. The same command resumes the download." in result.stderr
 
 
 def test_all_that_is_here_is_checked_and_how_is_said(tmp_path, run, server):

@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     out = tmp_path / "file" / "demo"
     result = run(app, ["demo", "--out", str(out)])
     assert result.exit_code == 2
-    assert result.stderr == f"gyroscope: --out {out} cannot be written: Not a directory\n"
+    assert result.stderr == f"gyroscope: --out {out} cannot be written: Not a directory.\n"
 
 
 @pytest.mark.usefixtures("no_training")
@@ -248,13 +248,13 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     result = run(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 2
-    assert result.stderr == f"gyroscope: --out {tmp_path} cannot be written: Permission denied\n"
+    assert result.stderr == f"gyroscope: --out {tmp_path} cannot be written: Permission denied.\n"
 
 
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (KeyboardInterrupt(), 130, "gyroscope: interrupted; to resume: gyroscope demo --out {}\n"),
+        (KeyboardInterrupt(), 130, "gyroscope: Interrupted. To resume: gyroscope demo --out {}\n"),
         (LabError("a worker process died"), 1, "gyroscope: a worker process died\n"),
     ],
 )

@@ -177,7 +177,7 @@ def test_a_study_that_fails_does_not_keep_the_others_from_being_made(here):
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
         "gyroscope: one/fig2: this one went wrong",
-        "gyroscope: 1 of 3 studies failed: one/fig2",
+        "gyroscope: 1 of 3 studies failed: one/fig2.",
     ]
     assert (here / "results" / "one" / "table1" / "result.json").exists()
 
@@ -186,7 +186,7 @@ def test_a_study_that_fails_does_not_keep_the_others_from_being_made(here):
 def test_an_interrupt_says_how_to_go_on():
     result = run("two/fig2")
     assert result.exit_code == 130
-    assert result.stderr == "gyroscope: interrupted; the same command resumes where it stopped\n"
+    assert result.stderr == "gyroscope: Interrupted. The same command resumes where it stopped.\n"
 
 
 @pytest.mark.usefixtures("made_up")
@@ -211,7 +211,7 @@ def test_data_of_trainings_that_are_known_is_not_needed(here, monkeypatch):
 
 def test_data_that_a_study_finds_missing_itself_comes_with_the_command_to_fetch_it(monkeypatch):
     def look(lab):
-        raise LabError("there is no folder data to look for MNIST in; give one that exists")
+        raise LabError("There is no folder data to look for MNIST in. Give one that exists.")
 
     pretend(monkeypatch, {"one/fig1": Study("one/fig1", "Figure 1", nothing, look)})
     assert "To fetch what is missing: gyroscope data get mnist --to data\n" in run("one/fig1").stderr
@@ -231,15 +231,15 @@ def test_studies_without_the_task_are_left_out_and_named(here):
     [
         (
             ["rotation/fig99"],
-            "There is no study 'rotation/fig99'; did you mean rotation/fig9? gyroscope reproduce list",
+            "There is no study 'rotation/fig99'. Did you mean rotation/fig9? To list them: gyroscope reproduce list",
         ),
-        (["rotation/fig1", "zz*"], "There is no study 'zz*'; gyroscope reproduce list shows them all"),
+        (["rotation/fig1", "zz*"], "There is no study 'zz*'. To list them: gyroscope reproduce list"),
         (["rotation/fig1", "--task", "c10"], "The task must be one of "),
         (["rotation/fig1", "--jobs", "0"], "`--jobs` must be a whole number >= 1, got 0."),
         (["rotation/fig1", "--scale", "huge"], "Invalid value for '--scale'"),
         (["rotation/fig1", "--engine", "horses"], "Invalid value for '--engine'"),
         (["rotation/fig1", "--out", "file"], "`--out` must be a folder, got the file file."),
-        (["rotation/fig1", "--runs", "file/runs"], "--runs file/runs cannot be written: Not a directory"),
+        (["rotation/fig1", "--runs", "file/runs"], "--runs file/runs cannot be written: Not a directory."),
     ],
 )
 def test_what_is_not_understood_exits_with_two_before_training(here, monkeypatch, arguments, says):

@@ -107,7 +107,7 @@ def test_the_same_command_goes_on_where_it_was_interrupted(here, monkeypatch):
     monkeypatch.setattr("gyroscope_lab.cli.lab_progress.LabProgress.on_note", interrupt)
     stopped = run("digits", "--epochs", "6", "--run", "mine")
     assert stopped.exit_code == 130
-    assert stopped.stderr.startswith("gyroscope: interrupted; the same command resumes from the last checkpoint, if ")
+    assert stopped.stderr.startswith("gyroscope: Interrupted. The same command resumes from the last checkpoint, if ")
     assert gyroscope.load("mine").state == "interrupted"
     assert "Traceback" not in stopped.output
     resumed = run("digits", "--epochs", "6", "--run", "mine")

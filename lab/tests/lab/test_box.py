@@ -497,7 +497,7 @@ def test_a_result_without_its_rates_is_replaced_with_them(tmp_path, finished):
 def test_a_trial_that_is_being_trained_is_not_collected(tmp_path, finished):
     with (
         Archive(tmp_path / "runs").claimed(TRIALS[0]),
-        pytest.raises(LabError, match="is being trained; collect again"),
+        pytest.raises(LabError, match=r"is being trained\. Collect again"),
     ):
         collect(finished, tmp_path / "runs", tmp_path / "kept")
 

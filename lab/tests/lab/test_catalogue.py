@@ -102,8 +102,8 @@ def test_cifar_is_where_and_what_its_reader_looks_for(edition, name):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("cifar10", "no dataset is called 'cifar10'; did you mean cifar-10[?] There are: mnist, cifar-10, "),
-        ("", "no dataset is called ''; there are: mnist, cifar-10, "),
+        ("cifar10", "No dataset is called 'cifar10'. Did you mean cifar-10[?] There are: mnist, cifar-10, "),
+        ("", "No dataset is called ''. There are: mnist, cifar-10, "),
     ],
 )
 def test_an_unknown_name_is_refused_with_those_there_are(name, says):

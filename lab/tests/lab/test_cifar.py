@@ -386,7 +386,7 @@ def packed(tmp_path, contents=None):
 def test_a_truncated_archive_is_refused(tmp_path, keep):
     path = packed(tmp_path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(LabError, match=rf"{path} is .*fetch it again"):
+    with pytest.raises(LabError, match=rf"{path} is .*Fetch it again"):
         read_cifar10(tmp_path)
 
 
@@ -402,7 +402,7 @@ def test_a_flipped_byte_of_an_archive_is_noticed(tmp_path):
 @pytest.mark.parametrize("content", [b"<html>not found</html>", gzip.compress(b"no archive" * 100)], ids=["page", "gz"])
 def test_an_archive_that_is_none_is_refused(tmp_path, content):
     (tmp_path / ARCHIVES[10]["py"]).write_bytes(content)
-    with pytest.raises(LabError, match=r"cifar-10-python\.tar\.gz is .*fetch it again"):
+    with pytest.raises(LabError, match=r"cifar-10-python\.tar\.gz is .*Fetch it again"):
         read_cifar10(tmp_path)
 
 
@@ -410,7 +410,7 @@ def test_an_archive_without_a_file_is_refused_by_the_name_of_it(tmp_path):
     contents = files(10, "bin")
     del contents["data_batch_4.bin"]
     path = packed(tmp_path, contents)
-    with pytest.raises(LabError, match=rf"{path} has no data_batch_4\.bin; fetch it again"):
+    with pytest.raises(LabError, match=rf"{path} has no data_batch_4\.bin. Fetch it again"):
         read_cifar10(tmp_path)
 
 

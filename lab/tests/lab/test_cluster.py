@@ -311,7 +311,7 @@ def test_a_result_that_another_machine_has_written_is_waited_for_and_missed_in_t
     archive = Archive(tmp_path)
     monkeypatch.setattr(archive, "result", lambda trial: next(answers, None))
     assert cluster._seen(archive, TRIALS[1]) == "a result"
-    with pytest.raises(LabError, match="has none; do the machines share that folder"):
+    with pytest.raises(LabError, match=r"has none\. Do the machines share that folder"):
         cluster._seen(archive, TRIALS[1])
 
 

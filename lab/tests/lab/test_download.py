@@ -451,7 +451,7 @@ def test_too_small_a_disk_is_noticed_before_anything_is_fetched(tmp_path, serve,
     server = serve(gives())
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9 - 5, 5))
     file = File("file.bin", 170_000_000, None, (server.url,))
-    with pytest.raises(LabError, match=r"file.bin needs 170 MB, and .* has 0 MB left; make room, or put it into an"):
+    with pytest.raises(LabError, match=r"file.bin needs 170 MB, and .* has 0 MB left\. Free some space, or put it"):
         download(file, tmp_path / "file.bin", patience=QUICK)
     assert server.asked == []
 

@@ -330,7 +330,7 @@ def test_a_line_that_is_not_there_is_refused_with_those_that_are(studies):
     ("options", "says"),
     [
         ({"choices": Choices(samples=1)}, "`samples` must be 2 or more, got 1: batch normalization needs two images"),
-        ({"data": "nowhere"}, "there is no folder nowhere to look for MNIST in"),
+        ({"data": "nowhere"}, "There is no folder nowhere to look for MNIST in"),
     ],
     ids=["samples", "data"],
 )

@@ -281,7 +281,7 @@ def test_a_script_without_a_guard_is_told_so_and_does_not_wait_for_itself(folder
     ended = subprocess.run([sys.executable, script], stderr=subprocess.PIPE, check=False)
     assert ended.returncode == 1
     said = ended.stderr.decode().splitlines()[-1]
-    assert said.startswith("gyroscope_lab.errors.LabError: a process that decodes images ended")
+    assert said.startswith("gyroscope_lab.errors.LabError: A process that decodes images ended")
     assert 'outside of `if __name__ == "__main__":`' in said
 
 
@@ -331,7 +331,7 @@ def test_a_build_that_fails_between_its_two_files_is_none(folder, monkeypatch, d
         rename(*paths)
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(LabError, match="cannot be written: No space left on device; set GYROSCOPE_CACHE to a folder"):
+    with pytest.raises(LabError, match=r"cannot be written: No space left on device\. Set GYROSCOPE_CACHE to a folder"):
         read(folder)
     monkeypatch.undo()
     cache = folder / "gyroscope-cache/tiny-imagenet-64"
@@ -387,7 +387,7 @@ def test_one_builds_and_another_waits_for_it(folder, decoded, monkeypatch):
 def test_a_damaged_image_is_named_and_no_cache_is_left(folder, workers, content):
     path = folder / "train/n03/images/n03_1.JPEG"
     path.write_bytes(path.read_bytes()[:400] if content is None else content)
-    with pytest.raises(LabError, match=rf"{path} cannot be read as an image \(.*\); fetch it again"):
+    with pytest.raises(LabError, match=rf"{path} cannot be read as an image \(.*\). Fetch it again"):
         read_tiny_imagenet(folder, workers=workers)
     assert [p.name for p in (folder / "gyroscope-cache/tiny-imagenet-64").iterdir()] == ["run.lock"]
 
@@ -414,7 +414,7 @@ def test_an_image_that_is_a_line_is_not_scaled_to_more_pixels_than_memory(tmp_pa
 
 def test_images_that_do_not_fit_on_the_disk_are_not_begun(folder, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 13 * 3 * 64 * 64 - 1}))
-    with pytest.raises(LabError, match=r"take 0\.0 GB, and .* has 0\.0 GB left; make room, set GYROSCOPE_CACHE"):
+    with pytest.raises(LabError, match=r"take 0\.0 GB, and .* has 0\.0 GB left. Free some space, set GYROSCOPE_CACHE"):
         read(folder)
 
 
@@ -432,7 +432,7 @@ def test_decoded_images_are_kept_elsewhere_if_the_environment_says_so(tmp_path, 
 def test_a_folder_that_cannot_be_written_says_how_to_name_another(folder, monkeypatch):
     (folder / "file").write_text("in the way")
     monkeypatch.setenv("GYROSCOPE_CACHE", str(folder / "file"))
-    with pytest.raises(LabError, match=r"cannot be written: Not a directory; set GYROSCOPE_CACHE"):
+    with pytest.raises(LabError, match=r"cannot be written: Not a directory. Set GYROSCOPE_CACHE"):
         read(folder)
 
 
@@ -543,14 +543,14 @@ def append(path, text):
 
 
 WRONGS = {
-    "no images": (without_images, "there are no images (.JPEG) in {}/train/n02/images"),
+    "no images": (without_images, "There are no images (.JPEG) in {}/train/n02/images"),
     "no folder": (
         lambda folder: (folder / "train/n02").rename(folder / "gone"),
         "{}/train/n02/images cannot be read: No such file or directory",
     ),
     "a file for a folder": (
         lambda folder: ((folder / "train").rename(folder / "gone"), (folder / "train").touch()),
-        "{}/train cannot be read: Not a directory; unpack the dataset again",
+        "{}/train cannot be read: Not a directory. Unpack the dataset again",
     ),
     "unknown class": (
         lambda folder: (folder / "train/n77").mkdir(),
@@ -560,7 +560,7 @@ WRONGS = {
     "no text": (lambda folder: (folder / "wnids.txt").write_bytes(b"\xff\xfe"), "{}/wnids.txt cannot be read"),
     "not annotated": (
         lambda folder: photograph(folder / "val/images/val_9.JPEG"),
-        "the class of {0}/val/images/val_9.JPEG is not known: {0}/val/val_annotations.txt does not name it",
+        "The class of {0}/val/images/val_9.JPEG is not known: {0}/val/val_annotations.txt does not name it",
     ),
     "annotated and not there": (
         lambda folder: append(folder / "val/val_annotations.txt", "val_9.JPEG\tn01\t0\n"),
@@ -568,7 +568,7 @@ WRONGS = {
     ),
     "annotated as nothing": (
         lambda folder: append(folder / "val/val_annotations.txt", "val_3.JPEG\n"),
-        "the class of {0}/val/images/val_3.JPEG is not known: {0}/val/val_annotations.txt says '', which is no class",
+        "The class of {0}/val/images/val_3.JPEG is not known: {0}/val/val_annotations.txt says '', which is not",
     ),
     "no annotations": (
         lambda folder: (folder / "val/val_annotations.txt").unlink(),

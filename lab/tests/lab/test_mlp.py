@@ -89,11 +89,13 @@ def test_a_name_that_is_not_of_the_form_is_refused_with_the_form(name):
 
 
 def test_an_option_the_model_has_not_is_refused_with_those_it_has():
-    with pytest.raises(LabError, match="'mlp-2x3' has no option bn; its options are: inputs, classes, batch_norm, aff"):
+    with pytest.raises(
+        LabError, match=r"'mlp-2x3' has no option bn\. Its options are inputs, classes, batch_norm, aff"
+    ):
         models.make("mlp-2x3", seed=0, bn=True)
-    with pytest.raises(LabError, match="no option depth; its options are: inputs"):
+    with pytest.raises(LabError, match=r"no option depth\. Its options are inputs"):
         models.make("mlp-2x3", seed=0, depth=3)
-    with pytest.raises(LabError, match="'digits-cnn' has no option batch_norm; it has none"):
+    with pytest.raises(LabError, match=r"'digits-cnn' has no option batch_norm\. It has none"):
         models.make("digits-cnn", seed=0, batch_norm=True)
 
 

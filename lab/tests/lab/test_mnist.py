@@ -51,7 +51,7 @@ def test_no_folder_said_says_how_to_say_one(monkeypatch):
     monkeypatch.delenv("GYROSCOPE_DATA", raising=False)
     with pytest.raises(
         LabError,
-        match=r"No folder was given for MNIST\. Give its folder, or set GYROSCOPE_DATA to the folder of your datasets",
+        match=r"No folder was given for MNIST\. Give one, or set GYROSCOPE_DATA to the folder of your datasets",
     ):
         mnist()
 
@@ -83,7 +83,7 @@ def test_a_truncated_archive_is_refused(tmp_path, keep):
     write(tmp_path, packed=NAMES[:1])
     path = tmp_path / f"{NAMES[0]}.gz"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(LabError, match=rf"{NAMES[0]}\.gz is .*fetch it again"):
+    with pytest.raises(LabError, match=rf"{NAMES[0]}\.gz is .*Fetch it again"):
         mnist(tmp_path)
 
 
@@ -114,7 +114,7 @@ def test_a_flipped_byte_of_an_archive_is_noticed(tmp_path):
         (NAMES[0], idx(images(7)[:, :14, :14]), "holds an array of 7 × 14 × 14; any × 28 × 28 is expected"),
         (NAMES[0], idx(images(7)) + b"\0", "is damaged: more than the 5,488 bytes of its header follow"),
         (NAMES[0], struct.pack(">HBB3I", 0, 8, 3, 2**32 - 1, 28, 28), "is damaged: its header claims 3,367,254,359,"),
-        (NAMES[1], idx(labels(6)), " 6 labels; they do not belong together"),
+        (NAMES[1], idx(labels(6)), " 6 labels. They do not belong together"),
         (NAMES[1], idx(labels(7) + 10), "has a label 16; MNIST's are 0 to 9"),
         (NAMES[1], struct.pack(">HBBI", 0, 0x0D, 1, 7) + bytes(28), "begins with 00 00 0d 01, not with 00 00 08"),
     ],

@@ -123,7 +123,7 @@ def test_an_unknown_name_is_refused_with_every_name_there_is():
 
 @pytest.mark.parametrize("name", EXAMPLES.values())
 def test_an_unknown_option_is_refused(name):
-    with pytest.raises(LabError, match=f"model '{name}' has no option colour; it"):
+    with pytest.raises(LabError, match=f"model '{name}' has no option colour. It"):
         models.make(name, seed=0, colour="red")
 
 

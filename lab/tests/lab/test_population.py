@@ -9,7 +9,7 @@ import torch
 import gyroscope
 from gyroscope.vectors.launch import Kept
 from gyroscope_lab import models
-from gyroscope_lab.engine.captured import compile_blocks, room_for_kinds
+from gyroscope_lab.engine.captured import compile_blocks, many_kinds
 from gyroscope_lab.engine.engine import run_trials
 from gyroscope_lab.engine.population import _Seat, run_population
 from gyroscope_lab.errors import LabError
@@ -189,7 +189,7 @@ def test_an_interrupted_population_goes_on(tmp_path):
 
 
 def test_without_a_gpu_a_population_says_what_to_use(tmp_path):
-    with pytest.raises(LabError, match="there is none; use the engine 'workers'"):
+    with pytest.raises(LabError, match=r"there is none\. Use the engine 'workers'"):
         run_trials(TRIALS[:1], Archive(tmp_path), engine="population")
 
 
@@ -243,7 +243,7 @@ def test_blocks_of_every_architecture_and_precision_are_compiled_in_one_process(
         model = models.make(f"resnet-{depth}", seed=0)
         compile_blocks(model)
         for kind in (torch.float32, torch.bfloat16):
-            with room_for_kinds(), torch.autocast("cpu", dtype=kind, enabled=kind is not torch.float32):
+            with many_kinds(), torch.autocast("cpu", dtype=kind, enabled=kind is not torch.float32):
                 model(x).sum().backward()
     torch._dynamo.reset()
     # The first block of a stage, for its shortcut, and all others, in three stages, of which the first needs none.

@@ -133,7 +133,7 @@ def test_examples_that_would_not_fit_in_memory_are_not_copied(folder, monkeypatc
     monkeypatch.setattr(official, "fits", lambda size, device: size < 28 * 28 * 200)
     assert len(Source("mnist").load(folder).x_train) == 200
     assert len(Source("mnist", per_class=2).load(folder).x_train) == 20
-    with pytest.raises(LabError, match="choosing examples of MNIST copies 0 GB, more than half of the free memory"):
+    with pytest.raises(LabError, match="Choosing examples of MNIST copies 0 GB, more than half of the free memory"):
         Source("mnist", validation=0.1).load(folder)
 
 

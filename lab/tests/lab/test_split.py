@@ -144,5 +144,5 @@ def test_the_moments_of_a_hundred_thousand_million_pixels_are_exact():
 
 
 def test_pixels_that_are_all_equal_cannot_be_normalized():
-    with pytest.raises(LabError, match="all pixels to train on are equal"):
+    with pytest.raises(LabError, match="All pixels to train on are equal"):
         moments(histogram(torch.full((2, 1, 3, 3), 9, dtype=torch.uint8)))

@@ -28,7 +28,7 @@ def test_each_character_is_its_place_among_the_sorted_ones(tmp_path, text):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9])
 @pytest.mark.parametrize("count", [1, 2, 9, 10, 17])
-def test_pieces_follow_one_another_and_each_character_is_labelled_with_the_next(count, length):
+def test_pieces_follow_one_another_and_each_character_is_labeled_with_the_next(count, length):
     tokens = torch.randint(0, 5, (count,), generator=torch.Generator().manual_seed(0))
     x, y = contexts(tokens, length)
     pieces = []
@@ -99,7 +99,7 @@ def test_a_text_just_long_enough_is_split(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "is empty"), (b"\x1f\x8b\x08\0", "is not a text in UTF-8: .* is it compressed, or another file")],
+    [(b"", "is empty"), (b"\x1f\x8b\x08\0", "is not a text in UTF-8: .* Is it compressed, or another file")],
     ids=["empty", "gz"],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, content, says):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from operator import index
 from typing import Any
 
@@ -70,6 +71,17 @@ def flag(value: Any, name: str, error: type[Exception]) -> bool:
     if not isinstance(value, int) and not (_is_truth(value) and not getattr(value, "shape", ())):
         raise error(f"`{name}` must be True or False, got {value!r:.80}.")
     return bool(value)
+
+
+def choice(value: Any, name: str, options: Collection[str], error: type[Exception]) -> None:
+    """Raise the caller's `error` for a value that is not one of the options.
+
+    >>> choice("adam", "kind", ("sgd", "adamw"), ValueError)
+    Traceback (most recent call last):
+    ValueError: `kind` must be one of 'sgd', 'adamw', got 'adam'.
+    """
+    if not isinstance(value, str) or value not in options:
+        raise error(f"`{name}` must be one of {', '.join(map(repr, options))}, got {value!r:.80}.")
 
 
 def text(value: Any) -> str | None:

@@ -4,7 +4,7 @@ torch wraps its step hooks around the `step` of every class that has had an inst
 `super().step()` then runs the same hooks twice, one pair inside the other.
 
 torch.distributed.checkpoint calls `step` with rates and gradients of zero, so that an optimizer creates its state. For
-one that keeps none, such as SGD, it does so whenever a checkpoint is saved. These are no steps of a training.
+one that keeps none, such as SGD, it does so whenever a checkpoint is saved. These are not steps of a training.
 """
 
 from __future__ import annotations

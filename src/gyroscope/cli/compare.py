@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from rich.table import Table
 
 from gyroscope.cli import options
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
-from gyroscope.cli.options import Target, is_run, out_option
+from gyroscope.cli.options import Labeled, LabeledRuns, Target, is_run, out_option
 from gyroscope.cli.printed import console, echo, text
 from gyroscope.errors import GyroscopeError, StoreError
 
@@ -29,40 +28,8 @@ _FOLDED = 12
 _YIELD = ("rotation\nmin", "rotation\nmax", "steps", "loss")
 
 
-@dataclass(frozen=True)
-class Given:
-    """A path to compare, and its label, if given."""
-
-    path: Path
-    label: str | None = None
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-
-def given(words: str) -> Given:
-    """Parse RUN or LABEL=RUN; a folder may have = in its name, and a label has no slash.
-
-    >>> given("warm-up=runs/7").label, given("runs/lr=0.1").label
-    ('warm-up', None)
-    """
-    label, equals, path = words.partition("=")
-    if not (label and equals and path) or "/" in label or os.sep in label or os.path.exists(words):
-        return Given(Path(words))
-    return Given(Path(path), label)
-
-
 def compare(
-    runs: Annotated[
-        list[Given],
-        typer.Argument(
-            parser=given,
-            metavar="[LABEL=]RUN...",
-            help="Folders of runs, or folders that contain runs; LABEL is their name in the table.",
-            show_default=False,
-            autocompletion=options.run_paths,
-        ),
-    ],
+    runs: LabeledRuns,
     out: Annotated[
         Target | None,
         out_option("File to draw to (.png, .svg, .pdf; without an ending, .png and .svg)", "no figure"),
@@ -91,7 +58,7 @@ def compare(
     For example: gyroscope compare runs/lab/digits --out rotation.png, or gyroscope compare plain=runs/1 decay=runs/2
     """
     if accuracy is not None and out is None:
-        fail("--accuracy must be used with --out, the file of the figure; add --out FILE", code=BAD_ARGUMENT)
+        fail("`--accuracy` must be used with `--out`, the file of the figure. Add --out FILE.", code=BAD_ARGUMENT)
     try:
         _load(figures=out is not None)
         figure = None if out is None else _figure(out)
@@ -105,11 +72,11 @@ def compare(
                 _print(found, labels)
             written = _draw(found, labels, accuracy, figure) if found and figure is not None else []
     except KeyboardInterrupt:
-        fail("interrupted", code=INTERRUPTED)
+        fail("Interrupted.", code=INTERRUPTED)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     except OSError as error:
-        fail(f"{out} cannot be written: {error.strerror or error}", code=FAILED)
+        fail(f"{out} cannot be written: {error.strerror or error}.", code=FAILED)
     if written:
         echo(f"Wrote {', '.join(map(str, written))}")
     for problem in problems:
@@ -131,7 +98,7 @@ def _figure(out: Target) -> Path:
     return figure
 
 
-def _find(listed: list[Given], problems: list[StoreError], stack: ExitStack) -> tuple[list[Run], list[str]]:
+def _find(listed: list[Labeled], problems: list[StoreError], stack: ExitStack) -> tuple[list[Run], list[str]]:
     """Return the runs at these paths and in these folders, each once, and their labels; collect unreadable ones."""
     from gyroscope import store
     from gyroscope.diagnosis.compare import compared

@@ -49,8 +49,8 @@ def events(
     kinds = list(dict.fromkeys(event.kind for event in found))
     unknown = [one for one in kind or () if one not in kinds]
     if unknown:
-        there = f"its kinds are {', '.join(kinds)}" if kinds else "it has no events"
-        fail(f"--kind must be a kind of event in {run}, got {unknown[0]}; {there}", code=BAD_ARGUMENT)
+        there = f"Its kinds are {', '.join(kinds)}." if kinds else "It has no events."
+        fail(f"`--kind` must be a kind of event in {run}, got {unknown[0]}. {there}", code=BAD_ARGUMENT)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("step", justify="right")
     for column in ("time", "kind"):

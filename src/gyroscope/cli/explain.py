@@ -52,9 +52,9 @@ def explain(
     try:
         with load(run) as opened:
             if not any(fnmatchcase(name, layer) for name in opened.layers):
-                named = f"one of them is {opened.layers[0]}" if opened.layers else "there are none"
+                named = f"One of them is {opened.layers[0]}." if opened.layers else "There are none."
                 fail(
-                    f"--layer must match at least one of the {len(opened.layers):,} layers, got {layer}; {named}",
+                    f"`--layer` must match at least one of the {len(opened.layers):,} layers, got {layer}. {named}",
                     code=BAD_ARGUMENT,
                 )
             found = explained(opened, layers=layer)

@@ -63,11 +63,11 @@ def export(
             with nullcontext() if out is None else out.made():
                 written = ways[kind](file, wanted)
     except KeyboardInterrupt:
-        fail("interrupted", code=INTERRUPTED)
+        fail("Interrupted.", code=INTERRUPTED)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     except OSError as error:
-        fail(f"{out or Path()} cannot be written: {error.strerror or error}", code=FAILED)
+        fail(f"{out or Path()} cannot be written: {error.strerror or error}.", code=FAILED)
     echo(f"Wrote {written}")
 
 
@@ -83,7 +83,7 @@ def _file(out: Target | None, to: Format | None, *, default: str) -> tuple[Path,
         return (out.path if out else Path()) / f"{default}.{kind.value}", kind
     known = endings.get(out.path.suffix.lower())
     if known is None and to is None:
-        fail(f"--out must end in {', '.join(endings)}, got {out}; or give the format with --to", code=BAD_ARGUMENT)
+        fail(f"`--out` must end in {', '.join(endings)}, got {out}. Or give the format with --to.", code=BAD_ARGUMENT)
     if known is not None and to is not None and known is not to:
-        fail(f"--out and --to must agree, got {out} and {to.value}; leave one out", code=BAD_ARGUMENT)
+        fail(f"`--out` and `--to` must agree, got {out} and {to.value}. Leave one out.", code=BAD_ARGUMENT)
     return out.path, to or known or Format.csv

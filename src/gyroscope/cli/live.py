@@ -38,7 +38,7 @@ def live(
     For example: gyroscope live experiments --open
     """
     if not 0 <= port <= 65535:
-        fail(f"--port must be a whole number from 0 to 65535, got {port}. Try {_PORT}.", code=BAD_ARGUMENT)
+        fail(f"`--port` must be a whole number from 0 to 65535, got {port}. Try {_PORT}.", code=BAD_ARGUMENT)
     try:
         from gyroscope.page.server import live
 

@@ -55,6 +55,42 @@ RunPath = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Labeled:
+    """A path that holds a run or runs, and its label, if given."""
+
+    path: Path
+    label: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+def labeled(words: str) -> Labeled:
+    """Parse RUN or LABEL=RUN; a folder may have = in its name, and a label has no slash.
+
+    >>> labeled("warm-up=runs/7").label, labeled("runs/lr=0.1").label
+    ('warm-up', None)
+    """
+    label, equals, path = words.partition("=")
+    if not (label and equals and path) or "/" in label or os.sep in label or os.path.exists(words):
+        return Labeled(Path(words))
+    return Labeled(Path(path), label)
+
+
+#: Argument of commands that read several runs.
+LabeledRuns = Annotated[
+    list[Labeled],
+    typer.Argument(
+        parser=labeled,
+        metavar="[LABEL=]RUN...",
+        help="Folders of runs, or folders that contain runs; LABEL is shown instead of the folder's name.",
+        show_default=False,
+        autocompletion=run_paths,
+    ),
+]
+
+
 def _names_in(read: Callable[[Run], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
     """Return a completion of names that `read` finds in the run of the command line, or in the first of its runs."""
 
@@ -148,12 +184,14 @@ def is_run(path: Path) -> bool:
 
 
 def out_option(what: str, default: str) -> Any:
-    """Return the option --out of a command, for a `Target`.
+    """Return the option --out, or -o, of a command, for a `Target`.
 
     >>> out_option("File to write", "no file").help
     'File to write, or folder to write to; a new folder ends in /.'
     """
     return typer.Option(
+        "--out",
+        "-o",
         parser=target,
         metavar="<path>",
         help=f"{what}, or folder to write to; a new folder ends in /.",

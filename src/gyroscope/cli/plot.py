@@ -112,17 +112,17 @@ def plot(
     """
     if quantity is not None and figure not in _OF_ANY_QUANTITY:
         names = f"{', '.join(known.value for known in _OF_ANY_QUANTITY[:-1])} or {_OF_ANY_QUANTITY[-1].value}"
-        fail(f"--quantity must be used with --figure {names}, got {figure.value}", code=BAD_ARGUMENT)
+        fail(f"`--quantity` must be used with --figure {names}, got {figure.value}.", code=BAD_ARGUMENT)
     if accuracy is not None and figure is not Name.compare:
-        fail(f"--accuracy must be used with --figure {Name.compare.value}, got {figure.value}", code=BAD_ARGUMENT)
+        fail(f"`--accuracy` must be used with --figure {Name.compare.value}, got {figure.value}.", code=BAD_ARGUMENT)
     if layers and figure in _WITHOUT_LAYERS:
         fail(
-            f"--layers cannot be used with --figure {figure.value}, which shows the whole network; leave it out",
+            f"`--layers` cannot be used with --figure {figure.value}, which shows the whole network. Leave it out.",
             code=BAD_ARGUMENT,
         )
     if figure is not Name.compare and len(runs) > 1:
         fail(
-            f"RUN must be one run for {figure.value}, got {len(runs)}; --figure compare shows several",
+            f"`RUN` must be one run for {figure.value}, got {len(runs)}. Try --figure compare, which shows several.",
             code=BAD_ARGUMENT,
         )
     file = _file(out, format, default=_default(runs[0], figure))
@@ -132,11 +132,11 @@ def plot(
 
         [written] = save(drawn, file)
     except KeyboardInterrupt:
-        fail("interrupted", code=INTERRUPTED)
+        fail("Interrupted.", code=INTERRUPTED)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     except OSError as error:
-        fail(f"{file} cannot be written: {error.strerror or error}", code=FAILED)
+        fail(f"{file} cannot be written: {error.strerror or error}.", code=FAILED)
     echo(f"Wrote {written}")
 
 
@@ -152,10 +152,10 @@ def _file(out: Target | None, format: Format | None, *, default: str) -> Path:
     ending = out.path.suffix.lower()
     if ending in endings:
         if format is not None and ending != f".{format.value}":
-            fail(f"--out and --format must agree, got {out} and {format.value}; leave one out", code=BAD_ARGUMENT)
+            fail(f"`--out` and `--format` must agree, got {out} and {format.value}. Leave one out.", code=BAD_ARGUMENT)
         return out.path
     if ending[1:].isalpha():
-        fail(f"--out must end in {', '.join(endings)}, got {out}", code=BAD_ARGUMENT)
+        fail(f"`--out` must end in {', '.join(endings)}, got {out}.", code=BAD_ARGUMENT)
     return Path(f"{out}.{(format or Format.png).value}")
 
 

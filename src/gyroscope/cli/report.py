@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gyroscope.cli import options
-from gyroscope.cli.compare import Given, given
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
-from gyroscope.cli.options import Target, target
+from gyroscope.cli.options import LabeledRuns, Target, out_option
 from gyroscope.cli.printed import echo
 from gyroscope.errors import GyroscopeError
 
@@ -18,27 +16,8 @@ _NAME = "report.html"
 
 
 def report(
-    runs: Annotated[
-        list[Given],
-        typer.Argument(
-            parser=given,
-            metavar="[LABEL=]RUN...",
-            help="Folders of runs, or folders that contain runs; LABEL is their name on the page.",
-            show_default=False,
-            autocompletion=options.run_paths,
-        ),
-    ],
-    out: Annotated[
-        Target | None,
-        typer.Option(
-            "--out",
-            "-o",
-            parser=target,
-            metavar="<path>",
-            help=f"File to write, or folder to write {_NAME} to; a new folder ends in /.",
-            show_default=_NAME,
-        ),
-    ] = None,
+    runs: LabeledRuns,
+    out: Annotated[Target | None, out_option("File to write", _NAME)] = None,
     full: Annotated[bool, typer.Option("--full", help="Keep every measured step.")] = False,
     bins: Annotated[int, typer.Option(help="Most bins of a series; longer ones are shown in bins.")] = 512,
     title: Annotated[str | None, typer.Option(help="Title of the page.", show_default="the name of the run")] = None,
@@ -55,7 +34,7 @@ def report(
     from gyroscope.page.report import report as write
 
     if bins < 1:
-        fail(f"--bins must be a whole number >= 1, got {bins}", code=BAD_ARGUMENT)
+        fail(f"`--bins` must be a whole number >= 1, got {bins}. Try 512.", code=BAD_ARGUMENT)
     file = Path(_NAME) if out is None else out.path / _NAME if out.folder else out.path
     problems: list[GyroscopeError] = []
     try:
@@ -69,7 +48,7 @@ def report(
             broken=problems,
         )
     except KeyboardInterrupt:
-        fail("interrupted", code=INTERRUPTED)
+        fail("Interrupted.", code=INTERRUPTED)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     for problem in problems:

@@ -27,15 +27,15 @@ def sample(
     from gyroscope.store.folder import request
 
     if steps < 1:
-        fail(f"--steps must be a whole number >= 1, got {steps}", code=BAD_ARGUMENT)
+        fail(f"`--steps` must be a whole number >= 1, got {steps}. Try 5.", code=BAD_ARGUMENT)
     try:
         with load(run) as opened:
             state = opened.state
             if state != "running":
-                fail(f"{run} is not running ({state}); only a running job can be sampled", code=FAILED)
+                fail(f"{run} is not running ({state}). Only a running job can be sampled.", code=FAILED)
             request(opened.path, steps)
     except GyroscopeError as error:
         fail(str(error), code=FAILED)
     except OSError as error:
-        fail(f"{run} cannot be written: {error.strerror}", code=FAILED)
+        fail(f"{run} cannot be written: {error.strerror}.", code=FAILED)
     echo(f"{run}: the next {steps} steps will be measured in detail")

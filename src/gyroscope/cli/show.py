@@ -125,10 +125,10 @@ def _check(run: Run, quantity: str) -> None:
     known = list(run.quantities)
     if quantity not in known and known:
         close = get_close_matches(quantity, known, n=1)
-        hint = f". Did you mean {close[0]}?" if close else ""
+        hint = f" Did you mean {close[0]}?" if close else ""
         # "rotation" is the default: a run without it is shown anyway.
         if quantity != "rotation":
-            fail(f"--quantity must be one of {', '.join(known)}, got {quantity}{hint}", code=BAD_ARGUMENT)
+            fail(f"`--quantity` must be one of {', '.join(known)}, got {quantity}.{hint}", code=BAD_ARGUMENT)
 
 
 def _rows(run: Run, layers: str) -> list[int]:
@@ -138,14 +138,14 @@ def _rows(run: Run, layers: str) -> list[int]:
     if layers.isascii() and layers.isdigit():
         wanted = count if len(layers) > 9 else min(int(layers), count)
         if wanted < 1:
-            fail("--layers must be a number >= 1, all, or a pattern, got 0", code=BAD_ARGUMENT)
+            fail("`--layers` must be a number >= 1, all, or a pattern, got 0.", code=BAD_ARGUMENT)
         first = (wanted + 1) // 2
         return [*range(first), *range(count - (wanted - first), count)]
     rows = [i for i, name in enumerate(run.layers) if fnmatchcase(name, layers)]
     if not rows:
         close = get_close_matches(layers, run.layers, n=1, cutoff=0)[0]
         fail(
-            f"--layers must match at least one of the {count:,} layers, got {layers}; one of them is {close}",
+            f"`--layers` must match at least one of the {count:,} layers, got {layers}. One of them is {close}.",
             code=BAD_ARGUMENT,
         )
     return rows

@@ -19,12 +19,11 @@ from gyroscope.conditioning.spectra import P, check_p
 from gyroscope.conditioning.units import Units
 from gyroscope.conditioning.uses import Use, in_order
 from gyroscope.errors import ConditioningError, GyroscopeError
-from gyroscope.layers.layer import Layer
-from gyroscope.layers.layer import layers as find_layers
+from gyroscope.layers.layer import Layer, chosen_layers
 from gyroscope.layers.untouched import bare, requiring_gradients, tensors, untouched, without_gradients
 from gyroscope.passes.activations import unavailable
 from gyroscope.passes.batches import Batch, batches, is_pair
-from gyroscope.passes.likelihood import known, labelled, sample_targets
+from gyroscope.passes.likelihood import known, labeled, sample_targets
 from gyroscope.passes.losses import Loss, Reduction, check_reduction, counts_equally, mean_loss
 from gyroscope.vectors.layout import any_sharded
 
@@ -90,7 +89,7 @@ def condition(
         >>> abs(row["lambda_f"] - row["lambda_x"] * row["lambda_g"]) < 1e-12
         True
     """
-    chosen = _layers(model, layers)
+    chosen = list({id(one.parameter): one for one in chosen_layers(model, layers, ConditioningError)}.values())
     shares = check_p(p)
     check_reduction(reduction)
     if not callable(loss):
@@ -99,6 +98,7 @@ def condition(
         raise ConditioningError(
             f"`labels` must be 'true', 'sampled' or a function (output, generator) → targets, got {labels!r}."
         )
+    patches = accepted.flag(patches, "patches", ConditioningError)
     spectra = accepted.flag(spectra, "spectra", ConditioningError)
     units = accepted.flag(units, "units", ConditioningError)
     seed = accepted.seed(seed, ConditioningError)
@@ -129,28 +129,6 @@ def condition(
     elif problem is not None:
         raise problem
     return passes.result(p=shares, spectra=spectra)
-
-
-def _layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
-    if not isinstance(model, nn.Module):
-        raise ConditioningError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
-    some = None if chosen is None else accepted.listed(chosen)
-    found: list[Layer]
-    if some and all(isinstance(one, Layer) for one in some):
-        found = list({id(one.parameter): one for one in some}.values())
-    elif some is None or (some and all(isinstance(one, str) for one in some)):
-        found = find_layers(model, include=some)
-    else:
-        raise ConditioningError(
-            "`layers` must be a list from gyroscope.layers(model), or glob patterns on the layers' names, got "
-            f"{[type(one).__name__ for one in some][:3] or 'an empty list'}. Try '*'."
-        )
-    for layer in found:
-        if layer.parameter.is_meta:
-            raise ConditioningError(
-                f"{layer.name!r} is on the meta device and has no values. Move the model to a device first."
-            )
-    return found
 
 
 class _Passes:
@@ -189,7 +167,7 @@ class _Passes:
         self.notes: dict[str, None] = {}
         self.times = 1.0  # the gradients are still to be multiplied by this
         self.samples = self.batches = 0
-        self.labelled = self.counted = self.total = 0.0
+        self.labeled = self.counted = self.total = 0.0
         self.equal = True  # False once a batch was found whose samples have different weights
 
     def run(self, given: Any) -> None:
@@ -242,7 +220,7 @@ class _Passes:
             if n == 0:
                 raise ConditioningError("A batch is empty: the model's output has no rows, or there are no labels.")
             value, note = self._loss(output, target)
-            weight = labelled(self.loss, target, n)
+            weight = labeled(self.loss, target, n)
             self._weigh(output, target)
         except Exception as error:
             ranks.agree(error, together)
@@ -264,7 +242,7 @@ class _Passes:
         self.capture.close(scale, share=1.0 if self.spectrometer is not None else weight / n)
         self.total += float(value.detach()) * weight
         self.samples += n
-        self.labelled += weight
+        self.labeled += weight
         self.batches += 1
 
     def _add(self, found: dict[int, Tensor], n: float, scale: float) -> None:
@@ -359,7 +337,7 @@ class _Passes:
         uses = {key: use for key, use in self.capture.uses.items() if use.x.samples and use.g.samples}
         units = self._units(groups)
         with torch.no_grad():
-            times = ranks.mean(float(self.samples), self.labelled, groups, self.device)
+            times = ranks.mean(float(self.samples), self.labeled, groups, self.device)
             for use in uses.values() if self.spectrometer is None else ():
                 use.g.rescale(times)
             if groups:
@@ -367,9 +345,9 @@ class _Passes:
                 if not self.sharded:
                     weights = [layer.parameter for layer in self.layers]
                     own = {i: _wide(gradient) * self.times for i, gradient in self.gradients.items()}
-                    self.gradients = ranks.mean_gradients(own, self.labelled, len(self.layers), groups, weights)
+                    self.gradients = ranks.mean_gradients(own, self.labeled, len(self.layers), groups, weights)
                     self.times = 1.0
-            mean = ranks.mean(self.total, self.labelled, groups, self.device)
+            mean = ranks.mean(self.total, self.labeled, groups, self.device)
             ordered = in_order(uses)
             entries, untreated = ranks.together(groups, lambda: self._solved(ordered, units, p=p, spectra=spectra))
         seen = {use.position for use in ordered}

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import choice, real
 from gyroscope.conditioning.fisher import Labels, Scores, mean_of, parameters, scores_of
 from gyroscope.errors import ConditioningError, MissingExtraError
 from gyroscope.passes.batches import batches
@@ -155,7 +155,7 @@ def _extreme(times: Product, size: int, end: str, tolerance: float, iterations: 
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
     except ImportError:
         raise MissingExtraError(
-            "top_eigenvalue needs scipy, which is not installed. Install it with pip install 'gyroscope[curvature]'."
+            "`top_eigenvalue` needs scipy, which is not installed: pip install 'gyroscope[curvature]'"
         ) from None
     vectors = min(size, _VECTORS if size < _LARGE else _VECTORS_LARGE)
     # ARPACK's tolerance is absolute for eigenvalues far below one, so the matrix is scaled to size one.
@@ -183,10 +183,8 @@ def _wide(model: nn.Module) -> torch.dtype | None:
 
 
 def _check(matrix: Any, labels: Any, which: Any) -> None:
-    if not isinstance(matrix, str) or matrix not in _MATRICES:
-        raise ConditioningError(f"`matrix` must be one of {', '.join(map(repr, _MATRICES))}, got {matrix!r}.")
-    if not isinstance(which, str) or which not in _ENDS:
-        raise ConditioningError(f"`which` must be one of {', '.join(map(repr, _ENDS))}, got {which!r}.")
+    choice(matrix, "matrix", _MATRICES, ConditioningError)
+    choice(which, "which", _ENDS, ConditioningError)
     drawn = callable(labels) or (isinstance(labels, str) and labels in ("model", "sampled"))
     if labels is not None and (matrix != "fisher" or not drawn):
         raise ConditioningError(

@@ -249,7 +249,7 @@ def lanczos(stack: Tensor, *, residual: float) -> tuple[Tensor, Tensor]:
     """Return λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
 
     Lanczos: with the columns of Q orthonormal and spanning q, Aq, A²q, ..., the largest eigenvalue θ of H = QᵀAQ grows
-    towards λmax, and some eigenvalue of A is within ‖Ay − θy‖ of θ, y = Qs, Hs = θs. It is reached when this is at most
+    toward λmax, and some eigenvalue of A is within ‖Ay − θy‖ of θ, y = Qs, Hs = θs. It is reached when this is at most
     residual·θ. Once Q is full, only the space of its best y is kept, and grows again (thick restart).
 
     The elements should be near 1. A space that A maps to itself cannot grow: the vectors after it are zero, and so are
@@ -305,7 +305,7 @@ def largest_by_squaring(stack: Tensor) -> Tensor:
 
         tr A^n = Π_j t_j^{n/2^j},   n = 2^k,
 
-    and (tr A^{2n}/tr A^n)^{1/n} grows towards λmax: of eigenvalues λ_i = λmax(1 − δ_i) only those with δ_i < 1/n
+    and (tr A^{2n}/tr A^n)^{1/n} grows toward λmax: of eigenvalues λ_i = λmax(1 − δ_i) only those with δ_i < 1/n
     contribute, and these are equal to λmax. With n = 2^22 the relative error is 1e-6 for the worst spectrum; rounding
     in B_k counts 2^−k times.
 

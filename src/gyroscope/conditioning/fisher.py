@@ -361,11 +361,11 @@ def model_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
                     f"The loss takes log-probabilities, but exp(output) sums to {total.flatten()[0]:.3g}. End the "
                     "model with log_softmax, or use the cross-entropy on its logits."
                 )
-    labelled = _labelled(q, output, target)
-    predictions = labelled[:1].numel()
-    samples = _some(int(labelled.reshape(len(output), -1).any(1).sum()) if len(output) else 0)
-    share = {"sum": 1.0, "none": 1 / predictions, "mean": samples / max(1, int(labelled.sum()))}[q.reduction]
-    each = share * labelled.to(output.dtype)
+    labeled = _labeled(q, output, target)
+    predictions = labeled[:1].numel()
+    samples = _some(int(labeled.reshape(len(output), -1).any(1).sum()) if len(output) else 0)
+    share = {"sum": 1.0, "none": 1 / predictions, "mean": samples / max(1, int(labeled.sum()))}[q.reduction]
+    each = share * labeled.to(output.dtype)
     return Scores(samples, lambda which: _factor(q, output[which], each[which]), partial(_times, q, output, each))
 
 
@@ -381,7 +381,7 @@ def label_scores(loss: Loss, output: Tensor, target: Any) -> Scores:
     if q is None:
         _refuse_mixing(loss, output, target, rows)
     elif q.family == "categorical" and output.dim() > 1:
-        samples = int(_labelled(q, output, target).flatten(1).any(1).sum())
+        samples = int(_labeled(q, output, target).flatten(1).any(1).sum())
         if q.reduction == "mean":
             rows = rows * (samples / len(output))
 
@@ -398,7 +398,7 @@ def _some(samples: int) -> int:
     return samples
 
 
-def _labelled(q: Likelihood, output: Tensor, target: Any) -> Tensor:
+def _labeled(q: Likelihood, output: Tensor, target: Any) -> Tensor:
     """Return a mask of predictions with a label: [N, 1, ...] for a categorical distribution, else like the output."""
     if q.family != "categorical":
         return torch.ones_like(output, dtype=torch.bool)

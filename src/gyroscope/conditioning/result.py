@@ -163,8 +163,7 @@ class Conditioning(ByLayer[LayerConditioning]):
             from rich.text import Text
         except ImportError as error:
             raise MissingExtraError(
-                "table() needs rich, which is not installed. Install it with pip install 'gyroscope[cli]', or use "
-                "rows()."
+                "`table` needs rich, which is not installed; use `rows`, or: pip install 'gyroscope[cli]'"
             ) from error
         heads, lines = self._cells()
         whole = Table.grid()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gyroscope.base.accepted import real, whole
+from gyroscope.base.accepted import flag, real, whole
 from gyroscope.conditioning.spectra import P, check_p
 from gyroscope.errors import ConditioningError
 
@@ -51,4 +51,5 @@ class Schedule:
                     "scaler.get_scale."
                 )
             object.__setattr__(self, "scale", factor)
+        object.__setattr__(self, "patches", flag(self.patches, "patches", ConditioningError))
         object.__setattr__(self, "p", check_p(self.p))

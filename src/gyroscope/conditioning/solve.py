@@ -296,7 +296,7 @@ class Spectrometer:
             sizes[len(matrix)][1].append(i)
         self._waiting, self._bytes = [], 0
         tops: dict[int, Tensor] = {}
-        for size, (factors, beside) in sizes.items():
+        for size, (factors, same) in sizes.items():
             taken = [factor.take() for factor in factors]
             matrices = [matrix for matrix, _ in taken]
             values: Sequence[Tensor]
@@ -304,11 +304,11 @@ class Spectrometer:
                 values = [matrix if self.full else matrix.amax()[None] for matrix in matrices]
             elif self.full:
                 values = eigenvalues(matrices, owned=True)
-                tops |= zip(beside, largest([others[i] for i in beside]), strict=True)
+                tops |= zip(same, largest([others[i] for i in same]), strict=True)
             else:
-                both = largest([*matrices, *(others[i] for i in beside)], owned=True)
+                both = largest([*matrices, *(others[i] for i in same)], owned=True)
                 values = list(both[: len(matrices), None])
-                tops |= zip(beside, both[len(matrices) :], strict=True)
+                tops |= zip(same, both[len(matrices) :], strict=True)
             for factor, (matrix, times), found in zip(factors, taken, values, strict=True):
                 self._found.append((factor, found, times, zero_below(factor, matrix.dtype)))
         if not tops:

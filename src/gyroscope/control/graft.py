@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
+from gyroscope.base.accepted import choice
 from gyroscope.control.proposal import Proposal, Proposer
 from gyroscope.control.roster import names_of
 from gyroscope.control.torch_contract import (
     Wrapper,
     add_group,
     as_group,
-    check_choice,
     check_state,
     check_whole,
     load_uncast,
@@ -64,7 +64,7 @@ class Graft(Wrapper):
         super().__init__(magnitude)
         if not isinstance(direction, Optimizer):
             raise ControlError(f"`direction` must be a torch.optim.Optimizer, got a {type(direction).__name__}.")
-        check_choice("granularity", granularity, ("tensor", "global"))
+        choice(granularity, "granularity", ("tensor", "global"), ControlError)
         for one in (magnitude, direction):
             if isinstance(one, LBFGS):
                 raise ControlError(

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from gyroscope.base.accepted import flag, real, whole
+from gyroscope.base.accepted import choice, flag, real, whole
 from gyroscope.base.hooks import is_capturing
 from gyroscope.control.rates import checked_multipliers
 from gyroscope.control.roster import Entry, Roster, check_saved, check_weight, few, own_in
 from gyroscope.control.steering import Law, Others, Steering, Work
-from gyroscope.control.torch_contract import OWN, Wrapper, add_group, as_group, check_choice, is_rate, load_uncast
+from gyroscope.control.torch_contract import OWN, Wrapper, add_group, as_group, is_rate, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer
 
@@ -88,10 +88,10 @@ class Layca(Wrapper):
         _check_weights_are_its(optimizer)
         super().__init__(optimizer)
         optimizer = self.inner
-        check_choice("others", others, ("inner", "frozen"))
-        check_choice("nonfinite", nonfinite, ("skip", "raise"))
-        check_choice("zero_norm", zero_norm, ("raise", "skip"))
-        check_choice("scale", scale, ("relative", "unit"))
+        choice(others, "others", ("inner", "frozen"), ControlError)
+        choice(nonfinite, "nonfinite", ("skip", "raise"), ControlError)
+        choice(zero_norm, "zero_norm", ("raise", "skip"), ControlError)
+        choice(scale, "scale", ("relative", "unit"), ControlError)
         project, reproject = flag(project, "project", ControlError), flag(reproject, "reproject", ControlError)
         reads_weights = None if reads_weights is None else flag(reads_weights, "reads_weights", ControlError)
         if growth is not None and (reproject or not real(growth) >= 0):

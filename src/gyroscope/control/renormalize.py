@@ -16,7 +16,6 @@ the effective learning rate are one number, and there is no implicit decay. (The
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf
 from typing import Any, Literal, get_args
 
 import torch
@@ -24,10 +23,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import choice
 from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
+from gyroscope.theory.domains import positive
 from gyroscope.vectors.eager import power_of_two
 
 By = Literal["unit", "tensor"]
@@ -100,10 +100,8 @@ def keep_norms(
 
 
 def _checked(given: Iterable[Layer] | nn.Module, radius: float, by: By) -> list[Layer]:
-    if by not in get_args(By):
-        raise DynamicsError(f"`by` must be one of {', '.join(map(repr, get_args(By)))}, got {by!r}.")
-    if not 0 < real(radius) < inf:
-        raise DynamicsError(f"`radius` must be a finite number > 0, got {radius!r}. Try 1.0.")
+    choice(by, "by", get_args(By), DynamicsError)
+    positive("radius", radius)
     found: list[Any] = []
     if isinstance(given, nn.Module):
         found += find_layers(given)

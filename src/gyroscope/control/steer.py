@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, AdamW, Optimizer
 
 from gyroscope.base import markup
-from gyroscope.base.accepted import flag, real
+from gyroscope.base.accepted import choice, flag, real
 from gyroscope.control.joint import Group, Joint, Rule, main
 from gyroscope.control.layca import Layca, check_group
 from gyroscope.control.presets import OTHERS, Norms, maker, preset
 from gyroscope.control.roster import few, names_of
 from gyroscope.control.routing import Route, routes
 from gyroscope.control.steering import Law
-from gyroscope.control.torch_contract import Wrapper, as_group, check_choice, check_whole
+from gyroscope.control.torch_contract import Wrapper, as_group, check_whole
 from gyroscope.errors import ControlError
 from gyroscope.layers.class_names import ancestry
 from gyroscope.layers.layer import Granularity, Layer
@@ -122,10 +122,10 @@ def steer(
     rate = _checked("rate", chosen.rate if rate is None else rate, chosen.rate)
     others_lr = _checked("others_lr", chosen.others_lr if others_lr is None else others_lr, chosen.others_lr)
     embeddings, heads = (mine or theirs for mine, theirs in ((embeddings, chosen.embeddings), (heads, chosen.heads)))
-    check_choice("embeddings", embeddings, get_args(Rule))
-    check_choice("heads", heads, get_args(Rule))
+    choice(embeddings, "embeddings", get_args(Rule), ControlError)
+    choice(heads, "heads", get_args(Rule), ControlError)
     norms = norms or chosen.norms
-    check_choice("norms", norms, get_args(Norms))
+    choice(norms, "norms", get_args(Norms), ControlError)
     project = chosen.project if project is None else flag(project, "project", ControlError)
     options = {**(chosen.options if named else {}), **_checked_options("inner_options", inner_options)}
     others_options = {**OTHERS, **_checked_options("others_options", others_options)}

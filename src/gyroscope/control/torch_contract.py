@@ -11,7 +11,7 @@ import functools
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
@@ -383,12 +383,6 @@ def is_rate(given: Any) -> bool:
     if isinstance(given, Tensor) and given.device.type != "cpu":
         return given.numel() == 1
     return 0.0 <= real(given) < math.inf
-
-
-def check_choice(name: str, given: str, accepted: Sequence[str]) -> None:
-    """Reject a value that is not one of the accepted ones."""
-    if not isinstance(given, str) or given not in accepted:
-        raise ControlError(f"`{name}` must be one of {', '.join(map(repr, accepted))}, got {given!r}.")
 
 
 def check_whole(state_dict: dict[str, Any]) -> None:

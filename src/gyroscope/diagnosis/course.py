@@ -93,7 +93,7 @@ class Course:
 
     @cached_property
     def weights(self) -> Mask:
-        """Layers that are neither embeddings nor vectors [L]: what depth and neighbors mean something for."""
+        """Layers that are neither embeddings nor vectors [L]: those that have a depth and neighbors."""
         return np.array([layer.kind != "embedding" and len(layer.shape) > 1 for layer in self.layers], dtype=bool)
 
     @cached_property

@@ -93,7 +93,7 @@ def ordered(found: Iterable[Finding], muted: Iterable[str] = ()) -> tuple[Findin
     """Return findings by importance; consequences of an alarm become notes.
 
     An alarm may have consequences that rules find too: a rate that is far too high kills units. The first alarm, in the
-    order of the rules, is the likeliest cause, so later ones that are such consequences are no alarms of their own.
+    order of the rules, is the likeliest cause, so later ones that are such consequences become notes.
 
     >>> fast = Finding("too_fast", "serious", (), None, "The rate is too high.")
     >>> dead = Finding("dead_units", "warning", ("fc.weight",), 10, "Half of the units are dead.")

@@ -4,7 +4,7 @@ Definition 1 of the conditioning paper: layer k is dominated by its weight if
 
     σmax(∂L/∂W_k) ≪ σmax(W_k).
 
-The ratio falls in every layer as a training converges, so a small ratio alone is no harm. The harm is a layer that
+The ratio falls in every layer as a training converges, so a small ratio alone does no harm. The harm is a layer that
 stands still while others move: under batch normalization a weight that has grown c-fold has a gradient of 1/c (theorem
 2), and moves by 1/c² of itself; the same happens to a layer whose input has shrunk. A layer is reported if
 

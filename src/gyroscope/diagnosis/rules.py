@@ -35,7 +35,7 @@ class Limits:
             learn. Fine-tuning may be as slow; then the loss falls, or layers turn by more than `unturned` in time.
         unturned: radians that no layer has turned by in a run that is too slow.
         straight, straight_rate: a layer whose successive displacements have a cosine above the first while it turns by
-            less than the second goes on in a line: a larger rate would lead further. With momentum 0.9 healthy runs
+            less than the second moves along a line: a larger rate would lead further. With momentum 0.9 healthy runs
             reach 0.95 at 2e-3 rad per step and more.
         behind: a layer that turns this many times slower than its neighbors.
         large: ‖w‖/√(number of units) of initial weights. Common initializations give 0.1 to 2.
@@ -206,11 +206,11 @@ def _inside(course: Course, which: Mask) -> Mask:
         before, after = trained[:i].any(), trained[i + 1 :].any()
         # An adapter is a trained layer in the same module, or in one next to it whose name says so.
         scope = modules[i][:-2]
-        beside = any(
+        adapted = any(
             trained[j] and scope and modules[j][: len(scope)] == scope and _ADAPTER.search(course.names[j])
             for j in range(len(modules))
         )
-        found[i] = before and after and not beside
+        found[i] = before and after and not adapted
     return found
 
 
@@ -595,8 +595,7 @@ def slow_layer(course: Course) -> Finding | None:
         return None
     slower: dict[int, float] = {}
     for place, i in enumerate(moving.tolist()):
-        beside = [typical[j] for j in moving[max(0, place - 2) : place + 3].tolist() if j != i]
-        neighbors = float(np.median(beside))
+        neighbors = float(np.median([typical[j] for j in moving[max(0, place - 2) : place + 3].tolist() if j != i]))
         if typical[i] * LIMITS.behind < neighbors:
             slower[i] = neighbors / max(float(typical[i]), 1e-30)
     # The first layers may be slow on purpose: a backbone with a smaller rate than the new head.
@@ -618,13 +617,15 @@ def slow_layer(course: Course) -> Finding | None:
             "idle", "note", f"{told(names)} got no gradient, unlike others of their kind: not used in this run.",
             "Nothing needs to be done if it is an expert or a branch that is used seldom.", layers=names,
         )  # fmt: skip
-    times = f"{slower[order[0]]:.3g} times slower than the layers beside it" if slower[order[0]] < 1e9 else "not at all"
+    one, most = len(names) == 1, slower[order[0]]
+    turns = f"{'turns' if one else 'turn'} {most:.3g} times slower than {'its' if one else 'their'} neighbors"
+    turns = turns if most < 1e9 else f"{'does' if one else 'do'} not turn at all"
     return _finding(
-        "slow_layer", "serious" if slower[order[0]] > 1e9 else "warning",
-        f"{told(names)} {'turns' if len(names) == 1 else 'turn'} {times}.",
+        "slow_layer", "serious" if most > 1e9 else "warning",
+        f"{told(names)} {turns}.",
         "Compare its learning rate, gradient and weights with those of its neighbors: a parameter group with another "
         "rate, weights that are far larger, or no path from the loss to it.",
-        layers=names, rate_per_step=float(typical[order[0]]), times_slower=float(slower[order[0]]), limit=LIMITS.behind,
+        layers=names, rate_per_step=float(typical[order[0]]), times_slower=float(most), limit=LIMITS.behind,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 
+from gyroscope.base.accepted import choice
 from gyroscope.errors import FigureError, GyroscopeError
 from gyroscope.figures.drawing import depth_key, draw_course, finish, own_axes, said, span
 from gyroscope.figures.looks import frame
@@ -178,8 +179,7 @@ def norms(
     >>> norms(example_run(), "gradient").get_ylabel()
     'gradient norm ‖g‖'
     """
-    if not isinstance(which, str) or which not in get_args(Which):
-        raise FigureError(f"`which` must be {' or '.join(map(repr, get_args(Which)))}, got {which!r:.80}.")
+    choice(which, "which", get_args(Which), FigureError)
     return curves(run, f"{which}_norm", relative=relative, ax=ax, layers=layers, legend=legend, title=title)
 
 

@@ -103,11 +103,11 @@ def _darker(colour: tuple[float, float, float, float]) -> tuple[float, float, fl
     return 0.55 * red, 0.55 * green, 0.55 * blue
 
 
-def emphasise(line: Line2D, linewidth: float = 1.4) -> None:
+def emphasize(line: Line2D, linewidth: float = 1.4) -> None:
     """Make `line` stand out from many others.
 
     >>> [line] = draw_lines(own_axes(), [0, 1], [[0.0], [1.0]], depth=[0.0], alpha=0.2)
-    >>> emphasise(line)
+    >>> emphasize(line)
     >>> line.get_alpha()
     1.0
     """

@@ -17,7 +17,7 @@ from gyroscope.figures.drawing import (
     depth_key,
     draw_course,
     draw_lines,
-    emphasise,
+    emphasize,
     finish,
     own_axes,
     said,
@@ -49,10 +49,10 @@ def effective_rates(
     """Draw each layer's effective learning rate, measured and predicted, and return the axes.
 
     Solid lines are measured: the angle turned in a step, divided by ‖w‖ times the part of the gradient that turns it.
-        Dashed lines are η/‖w‖², the prediction for plain gradient steps; momentum β makes the measured rate larger, by
-        up to 1/(1 − β). Dotted lines are the fitted law by which growing norms make η/‖w‖² decay, for scale-invariant
-        layers. The steps of Adam-like optimizers are different: for them solid lines are η/‖w‖² itself. If there are
-        many layers, only a few have predictions.
+    Dashed lines are η/‖w‖², the prediction for plain gradient steps; momentum β makes the measured rate larger, by
+    up to 1/(1 − β). Dotted lines are the fitted law by which growing norms make η/‖w‖² decay, for scale-invariant
+    layers. The steps of Adam-like optimizers are different: for them solid lines are η/‖w‖² itself. If there are
+    many layers, only a few have predictions.
 
     Args:
         run: a run or its path.
@@ -82,7 +82,7 @@ def effective_rates(
     styles: list[tuple[str, Style]] = [("measured" if series.quantity == "effective_lr_measured" else "η/‖w‖²", "-")]
     if many and chosen.any():
         for line, stands_out in zip(ax.lines[before:], chosen, strict=True):
-            emphasise(line) if stands_out else line.set_alpha(0.25)
+            emphasize(line) if stands_out else line.set_alpha(0.25)
     predictions_of: list[tuple[Values, str, Style]] = [
         (dashed, "η/‖w‖², predicted", "--"),
         (dotted, "fitted decay law", ":"),

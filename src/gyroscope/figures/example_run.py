@@ -124,7 +124,7 @@ def example_run(
 
 
 def _conditioning(time: Values, depth: Values, weight: Values, noise: Callable[[float], Values]) -> dict[str, Values]:
-    """Return inputs that grow, output gradients that vanish towards the first layers, condition numbers that settle."""
+    """Return inputs that grow, output gradients that vanish toward the first layers, condition numbers that settle."""
     inputs = 20 * (1 + 3 * time) * (1 + depth) * noise(0.05)
     outputs = 0.05 * 10 ** (-2 * (1 - depth) - time) * noise(0.2)
     kappa = 30 * (1 + 4 * np.exp(-6 * time)) * (1 + depth) * noise(0.1)

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from gyroscope.base.accepted import choice
 from gyroscope.errors import FigureError
 from gyroscope.figures.drawing import MANY, Style, depth_key, draw_lines, finish, own_axes, span, style_key
 from gyroscope.figures.looks import frame
@@ -51,8 +52,8 @@ def neurons(
     'layer, in forward order'
     """
     run = as_run(run)
-    if show is not None and (not isinstance(show, str) or show not in get_args(Show)):
-        raise FigureError(f"`show` must be {' or '.join(map(repr, get_args(Show)))}, got {show!r:.80}.")
+    if show is not None:
+        choice(show, "show", get_args(Show), FigureError)
     active = [name for name, _ in _STYLES if name in run.quantities]
     turned = all(name in run.quantities for name in _QUANTILES)
     if show != "rotation" and active:

@@ -91,7 +91,7 @@ def to_palette(path: Path) -> None:
             return
         dpi = drawn.info.get("dpi")
         # The largest error of a pixel is about 20 of 255 with this method, and 70 with median cut. Colors are improved
-        # until fewer than 1 % of the pixels change; to go on until none does takes up to ten times as long.
+        # until fewer than 1 % of the pixels change; continuing until none does takes up to ten times as long.
         changing = max(1, drawn.width * drawn.height // 100)
         few = drawn.convert("RGB").quantize(
             256, method=Image.Quantize.MAXCOVERAGE, kmeans=changing, dither=Image.Dither.NONE

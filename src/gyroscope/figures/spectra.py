@@ -37,9 +37,9 @@ def spectra(
     """Draw the eigenvalues of each layer's Σx, Σ∇h and F ≈ Σx ⊗ Σ∇h, and κ_p, and return the figure.
 
     Above is λ_p, the eigenvalue at the share p of all in descending order: at 0 % the largest, at 100 % the smallest.
-        Below is κ_p = λmax/λ_p, as in figures 1 and 2 of the layer-wise conditioning paper: the flatter, the easier the
-        layer is to train. There is one line per layer, dark for the first; it ends in a mark where the other
-        eigenvalues are zero.
+    Below is κ_p = λmax/λ_p, as in figures 1 and 2 of the layer-wise conditioning paper: the flatter, the easier the
+    layer is to train. There is one line per layer, dark for the first; it ends in a mark where the other
+    eigenvalues are zero.
 
     Args:
         conditioning: the result of `gyroscope.condition(..., spectra=True)`.

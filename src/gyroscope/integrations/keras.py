@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.base.accepted import flag, listed, real, whole
+from gyroscope.base.accepted import choice, flag, listed, real, whole
 from gyroscope.control.rates import alpha_multipliers
 from gyroscope.control.steering import Law, coefficients
 from gyroscope.errors import ControlError, GyroscopeError, LayerError, MissingExtraError, MonitorError
@@ -325,7 +325,7 @@ class Layca(_keras.optimizers.Optimizer):  # type: ignore[misc, name-defined]
     ) -> None:
         if unknown:
             raise ControlError(
-                f"`{next(iter(unknown))}` must be an argument of the inner optimizer, which Layca has not. Try "
+                f"`{next(iter(unknown))}` must be given to the inner optimizer, not to Layca. Try "
                 f"Layca(keras.optimizers.SGD(0.1, {next(iter(unknown))}=...))."
             )
         _check_inner(optimizer)
@@ -337,8 +337,7 @@ class Layca(_keras.optimizers.Optimizer):  # type: ignore[misc, name-defined]
                 f"`learning_rate` must be a finite number >= 0, ρ = tan θ of a step, or a schedule, got "
                 f"{learning_rate!r:.80}. Try 3**-3."
             )
-        if others not in ("inner", "frozen"):
-            raise ControlError(f"`others` must be 'inner' or 'frozen', got {others!r:.80}.")
+        choice(others, "others", ("inner", "frozen"), ControlError)
         alpha_multipliers(alpha, 1)
         law = Law(flag(project, "project", ControlError), "relative", flag(reproject, "reproject", ControlError))
         super().__init__(learning_rate if callable(learning_rate) else real(learning_rate), name=name)
@@ -356,8 +355,8 @@ class Layca(_keras.optimizers.Optimizer):  # type: ignore[misc, name-defined]
         layers = [variables[i] for i in self._where]
         if not layers:
             raise ControlError(
-                f"`variables` must have a layer, got {len(variables)} weights and none. By default those of two or "
-                "more dimensions are, but no `bias`; choose others with layers=..."
+                f"`variables` must have at least one layer, got {len(variables)} weights that are none. By default, "
+                "weights of two or more dimensions are layers, unless they are called `bias`. Choose others: layers=..."
             )
         bound = [v.path for v in layers if v.constraint is not None]
         if bound:

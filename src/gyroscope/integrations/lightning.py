@@ -20,7 +20,7 @@ from gyroscope.layers.class_names import ancestry
 from gyroscope.layers.layer import Layer
 from gyroscope.monitor.monitor import Monitor
 from gyroscope.monitor.resume import check_state
-from gyroscope.monitor.watch import chosen_layers, watch
+from gyroscope.monitor.watch import measured_layers, watch
 
 _LOG = logging.getLogger("gyroscope")
 
@@ -191,7 +191,7 @@ class _Watching:
 
     def _attach(self, trainer: Any, module: Any) -> None:
         options = dict(self._options)
-        layers = options["layers"] = chosen_layers(module, options.get("layers"))
+        layers = options["layers"] = measured_layers(module, options.get("layers"))
         optimizers = _stepping(trainer.optimizers, layers)
         if self._restored:
             check_state(

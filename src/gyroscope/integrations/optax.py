@@ -389,8 +389,8 @@ def _layers(params: Any, mask: Mask, error: type[GyroscopeError]) -> _Layers:
         found.weights.append(x)
     if not found.names:
         raise error(
-            f"`params` must have a leaf that is a layer, got {len(leaves)} leaves and none. By default those of two or "
-            "more dimensions are, but no `bias`; choose others with mask=..."
+            f"`params` must have at least one layer, got {len(leaves)} leaves that are none. By default, leaves of two "
+            "or more dimensions are layers, unless they are called `bias`. Choose others: mask=..."
         )
     return found
 

@@ -122,12 +122,12 @@ def _trial() -> Any:
     """Return Tune's context in a worker of Ray Tune, else None."""
     context = _tune.get_context()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this is no worker, which is the question
+        warnings.simplefilter("ignore")  # that this is not a worker, which is the question
         return None if context.get_trial_id() is None else context
 
 
 def _worker() -> Any:
-    """Return Train's context in a worker of Ray Train, else None; Ray Tune does not allow to ask."""
+    """Return Train's context in a worker of Ray Train, else None; within Ray Tune, asking raises an error."""
     try:
         return _train.get_context()
     except RuntimeError:  # outside of a training function

@@ -86,14 +86,14 @@ class Recording:
         return self._writer is not None
 
     def begin(self, layers: Sequence[LayerInfo], step: int) -> None:
-        """Open the run, or resume it, at `step`. If that fails, training goes on, and `flush` raises the error."""
+        """Open the run, or resume it, at `step`. If that fails, training continues, and `flush` raises the error."""
         if self.path is None or self._closed or self.error is not None:
             return
         try:
             self._writer = Writer(self.path, layers, self._infos, meta=self.meta, step=step)
         except GyroscopeError as error:
             self.error = error
-            _LOG.error("Nothing is recorded, training goes on: %s", error)
+            _LOG.error("Nothing is recorded, training continues: %s", error)
 
     def row(self, step: int, values: Mapping[str, npt.ArrayLike]) -> None:
         """Write the values of all layers at a step; if the disk cannot keep up, wait for it."""

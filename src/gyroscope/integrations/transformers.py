@@ -133,7 +133,7 @@ class GyroscopeCallback(_events.TrainerCallback, _events.ExportableState):  # ty
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write everything that was measured, so that the run is not behind the checkpoint."""
         if self.monitor is not None and self in _watching:
-            with suppress(GyroscopeError):  # recording has stopped, which was reported; training goes on
+            with suppress(GyroscopeError):  # recording has stopped, which was reported; training continues
                 self.monitor.flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gyroscope.base.accepted import whole
+from gyroscope.base.accepted import choice, whole
 from gyroscope.errors import LayerError
 from gyroscope.layers.class_names import ancestry, wrapped_in
 from gyroscope.layers.layer import Layer
@@ -103,10 +103,8 @@ def last_norm(
     Traceback (most recent call last):
     gyroscope.errors.LayerError: The input of '2.weight' is already normalized by '2.last_norm'.
     """
-    if kind not in ("batch", "layer"):
-        raise LayerError(f"`kind` must be 'batch' or 'layer', got {kind!r}.")
-    if gain not in ("uniform", "ones"):
-        raise LayerError(f"`gain` must be 'uniform' or 'ones', got {gain!r}.")
+    choice(kind, "kind", ("batch", "layer"), LayerError)
+    choice(gain, "gain", ("uniform", "ones"), LayerError)
     drawn = whole(seed, 0)
     if drawn is None or drawn >= 2**32:
         raise LayerError(f"`seed` must be a whole number from 0 to 2³² − 1, got {seed!r}. Try 0.")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
+from gyroscope.base.accepted import choice, listed
 from gyroscope.errors import LayerError
 from gyroscope.layers.class_names import ancestry, is_conv1d, is_norm, snake, wrapped_in
 from gyroscope.layers.order import forward_order
@@ -139,9 +140,7 @@ def layers(
     """
     if not isinstance(model, nn.Module):
         raise LayerError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
-    if granularity not in get_args(Granularity):
-        accepted = ", ".join(map(repr, get_args(Granularity)))
-        raise LayerError(f"`granularity` must be one of {accepted}, got {granularity!r}.")
+    choice(granularity, "granularity", get_args(Granularity), LayerError)
     included = ["*"] if include is None else patterns("include", include)
     excluded = [] if exclude is None else patterns("exclude", exclude)
     found = _find(model)
@@ -172,6 +171,39 @@ def layers(
             f"include={include!r} and exclude={exclude!r} leave none of the {len(chosen)} layers. Relax one of them."
         )
     return [split(replace(layer, index=i), granularity) for i, layer in enumerate(kept)]
+
+
+def chosen_layers(model: Any, given: Any, error: type[Exception]) -> list[Layer]:
+    """Return the layers that a user names: a list of layers as it is, those that match patterns, or all for None.
+
+    Args:
+        model: any module.
+        given: a list from `layers`, one or more glob patterns on names, or None.
+        error: the caller's error, raised for anything else, and for layers without values.
+
+    >>> [layer.name for layer in chosen_layers(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), "0.*", ValueError)]
+    ['0.weight']
+    """
+    if not isinstance(model, nn.Module):
+        raise error(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+    some = None if given is None else listed(given)
+    if some and all(isinstance(one, Layer) for one in some):
+        found = some
+    elif some is None or (some and all(isinstance(one, str) for one in some)):
+        found = layers(model, include=some)
+    else:
+        what = [type(one).__name__ for one in some][:3] or "an empty list"
+        raise error(
+            "`layers` must be a list from gyroscope.layers(model), or glob patterns on the layers' names, got "
+            f"{what}. Leave it out for all layers."
+        )
+    for layer in found:
+        if layer.parameter.is_meta:
+            raise error(
+                f"`layers` must have values, got {layer.name!r} on the meta device. Initialize the weights on a device "
+                "first."
+            )
+    return found
 
 
 def zero_norm(layers: Iterable[Layer]) -> list[Layer]:

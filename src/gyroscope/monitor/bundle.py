@@ -377,7 +377,7 @@ class Native(Staged):
 
 @cache
 def _columns(rows: int, two: bool) -> tuple[list[int], list[int]]:
-    """Return the columns that a Gram matrix of so many rows gives, and their positions in it."""
+    """Return the columns that a Gram matrix of `rows` rows gives, and their positions in it."""
     into, source = [], []
     for column, pair in enumerate(COLUMNS):
         if {"p", "b"} & set(pair) or (rows == _U and {"u", "v"} & set(pair)):

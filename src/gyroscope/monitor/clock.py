@@ -15,7 +15,7 @@ import torch
 # Steps that are measured before the interval is stretched: the cost has to be known first, and the first calls cost
 # more than the rest (kernels are compiled, memory is allocated).
 LEARNING = 50
-# The interval is not stretched before so many seconds of training or measured steps: a short run is recorded whole.
+# The seconds of training, or measured steps, before which the interval is not stretched: a short run is recorded whole.
 SECONDS, MEASURED = 5.0, 1000
 _WARM = 3
 _SMOOTH = 0.05
@@ -26,7 +26,7 @@ _DETAILS = 0.3
 _ANALYSES = 0.3
 # The smallest share of the budget for measuring, however much the bookkeeping of other steps takes.
 _LEAST = 0.25
-# The second analysis comes so many steps after the first, whose cost says little in a process that has just begun.
+# The number of steps from the first analysis to the second: the cost of the first says little in a new process.
 _SECOND = 32
 
 
@@ -115,14 +115,14 @@ class Clock:
         self._lock = threading.Lock()
 
     def step(self, seconds: float) -> None:
-        """Count a training step of so many seconds, without the monitor's own time."""
+        """Count a training step that took `seconds`, without the monitor's own time."""
         self.steps += 1
         self.trained += seconds
         if self.steps > _WARM:
             self.train = _average(self.train, seconds, self.steps - _WARM)
 
     def measured(self, host: float, *, exposed: bool = True) -> None:
-        """Count a measured step of so many seconds of the training thread.
+        """Count a measured step that took `host` seconds of the training thread.
 
         `exposed` is False where the host runs ahead of a GPU and waits for space in its queue: then training does not
         wait for the host's own time.
@@ -135,7 +135,7 @@ class Clock:
                 self.exposed = _average(self.exposed, float(exposed), self.count - _WARM)
 
     def idled(self, seconds: float) -> None:
-        """Count a step that is not measured, of so many seconds of the training thread."""
+        """Count a step that is not measured and took `seconds` of the training thread."""
         self._idled += 1
         self.idle = _average(self.idle, seconds, self._idled)
 
@@ -165,7 +165,7 @@ class Clock:
         self.detail = _average(self.detail, max(seconds, 0.0), self.details)
 
     def analyzed(self, seconds: float) -> None:
-        """Count a step with an analysis of conditioning, of so many seconds including training."""
+        """Count a step with an analysis of conditioning, which took `seconds` including training."""
         self.analyses += 1
         self.total += max(0.0, seconds - self.train) if self.train > 0 else 0.0
         self.analysis = seconds if self.analyses <= 2 else _average(self.analysis, seconds, self.analyses - 1)

@@ -106,7 +106,7 @@ def show(path: Path, port: int) -> str | None:
                 return child.address
             child = _children[port] = _Child(path, port)
         except Exception as error:  # a page is never worth a training
-            _LOG.warning("The live page was not started, and training goes on: %s", error)
+            _LOG.warning("The live page was not started, and training continues: %s", error)
             return None
         atexit.register(child.end)
     print(f"gyroscope: the live page of this training is at\n{child.address}", file=sys.stderr, flush=True)

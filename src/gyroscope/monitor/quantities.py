@@ -145,7 +145,7 @@ _INVISIBLE = 1e-7
 # The share of a gradient's square across the weights below which it is only rounding: an angle of 0.001.
 _ACROSS = 1e-6
 
-# If w₀ is so many times shorter than w, ⟨w,w₀⟩ = ⟨w,w⟩ − ⟨w,e⟩ has an error of 1e-6 ‖w‖‖w₀‖; beyond, a larger one.
+# If w₀ is this many times shorter than w, ⟨w,w₀⟩ = ⟨w,w⟩ − ⟨w,e⟩ has an error of 1e-6 ‖w‖‖w₀‖; beyond, a larger one.
 _OUTGROWN = 1e10
 
 

@@ -495,7 +495,7 @@ class Chronicle:
                 track.settle()
                 if not self.measured(part, measured, {}) and self.recorder is not None:
                     with suppress(StoreError):  # the monitor's flush reports missing records
-                        self.recorder.writer.flush()  # makes room: the last step is always recorded
+                        self.recorder.writer.flush()  # makes space: the last step is always recorded
                     self.measured(part, measured, {})
 
     def _write(self, start: Beginning, saved: Saved | None) -> None:

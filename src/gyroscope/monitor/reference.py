@@ -58,7 +58,7 @@ _WRAPPERS = re.compile(r"(^|\.)(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_
 
 @dataclass(frozen=True)
 class Holding:
-    """How w₀ is held.
+    """The way w₀ is held.
 
     Attributes:
         precision, place: as in `watch`.
@@ -142,7 +142,7 @@ class _Size:
         return cls(weight.numel(), shards, whole, item, shards == 1 or _box(weight) is not None)
 
     def sample(self, most: int) -> int:
-        """Return the number of elements, over all ranks, of a sample of at most so many bytes per rank."""
+        """Return the number of elements, over all ranks, of a sample of at most `most` bytes per rank."""
         count = most // self.item // PIECE * PIECE * self.shards
         return count if self.can_be_sampled and self.whole > most and count < self.count else 0
 
@@ -157,7 +157,7 @@ _POSITION = 4
 
 
 def _bytes(sizes: Sequence[_Size], most: int | None) -> int:
-    """Return the bytes that all layers take if each takes at most so many; whole layers if `most` is None."""
+    """Return the bytes that all layers take if each takes at most `most`; whole layers if that is None."""
     total, positions = 0, dict[tuple[int, int], int]()
     for size in sizes:
         count = 0 if most is None else size.sample(most) // size.shards
@@ -574,7 +574,7 @@ def _on_host(weights: Sequence[Tensor], sizes: Sequence[int], place: Place) -> b
 
 
 def _at_most(most: int | None, members: list[int], counts: Mapping[int, int]) -> list[list[int]]:
-    """Split a list of layers into parts of at most so many elements."""
+    """Split a list of layers into parts of at most `most` elements."""
     if most is None:
         return [members]
     parts: list[list[int]] = [[]]

@@ -178,7 +178,7 @@ def arriving(value: Any) -> Any:
     return value.clone() if value.device.type == "cpu" else to_host(value)
 
 
-# Displacements are kept in float32 up to so many elements, else in bfloat16: an error of 1e-3/√n in their cosine.
+# Displacements are kept in float32 up to this many elements, else in bfloat16: an error of 1e-3/√n in their cosine.
 _EXACT_MOVES = 1 << 24
 
 # The number of elements of a frozen layer that are compared with what they were.
@@ -187,7 +187,7 @@ _LOOKED_AT = 64
 # An element of a gradient above this is the work of something broken.
 _HUGE = 1e10
 
-# The device is timed in the first so many steps, then once in so many.
+# The device is timed in this many first steps, then once in this many steps.
 _TIMED = 8
 
 

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gyroscope.base.accepted import listed, real, text, whole
+from gyroscope.base.accepted import choice, listed, real, text, whole
 from gyroscope.diagnosis.diagnose import checked_kinds
 from gyroscope.diagnosis.finding import Finding
 from gyroscope.errors import ConditioningError, MonitorError, StoreError
-from gyroscope.layers.layer import Layer, split
-from gyroscope.layers.layer import layers as find_layers
+from gyroscope.layers.layer import Layer, chosen_layers, split
 from gyroscope.layers.untouched import bare as bare_model
 from gyroscope.monitor import resume
 from gyroscope.monitor.clock import Pace
@@ -143,7 +142,8 @@ def watch(
         >>> run.close(); folder.cleanup()
     """
     check_numbers(every=every, budget=budget, detail_every=detail_every, step=step, threshold=threshold)
-    _check_choices(reference_dtype, reference_device)
+    choice(reference_dtype, "reference_dtype", get_args(Precision), MonitorError)
+    choice(reference_device, "reference_device", get_args(Place), MonitorError)
     how = Holding(reference_dtype, reference_device, _memory(reference_memory))
     _check_flags(neurons=neurons, activations=activations, diagnose=diagnose)
     _check_on_finding(on_finding)
@@ -154,7 +154,7 @@ def watch(
     every, budget = int(every), None if budget is None else float(budget)
     places = _sinks(sinks)
     optimizers = _optimizers(optimizer)
-    chosen = chosen_layers(model, layers)
+    chosen = measured_layers(model, layers)
     parts = _parts(chosen, optimizers)
     wanted = find(quantities)
     facts = facts_of(model, chosen, optimizers)
@@ -230,23 +230,9 @@ def _optimizers(given: Any) -> list[Optimizer]:
     return found
 
 
-def chosen_layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
+def measured_layers(model: Any, given: Sequence[Layer] | str | Iterable[str] | None) -> list[Layer]:
     """Return the layers to measure, from a list of layers, from patterns, or all of the model."""
-    if not isinstance(model, nn.Module):
-        raise MonitorError(f"`model` must be a torch.nn.Module, got a {type(model).__name__}.")
-    if chosen is None:
-        found = find_layers(model)
-    else:
-        some = listed(chosen)
-        if some and all(isinstance(one, Layer) for one in some):
-            found = some
-        elif some and all(isinstance(one, str) for one in some):
-            found = find_layers(model, include=some)
-        else:
-            raise MonitorError(
-                "`layers` must be a list from gyroscope.layers(model), or glob patterns on the layers' names, got "
-                f"{[type(one).__name__ for one in some][:3] or 'an empty list'}. Leave it out to measure all layers."
-            )
+    found = chosen_layers(model, given, MonitorError)
     names = [layer.name for layer in found]
     if len(set(names)) < len(names):
         raise MonitorError("`layers` must name each layer once, got one of them twice.")
@@ -265,11 +251,6 @@ def chosen_layers(model: Any, chosen: Sequence[Layer] | str | Iterable[str] | No
             raise MonitorError(
                 f"`layers` must be float32, float64, bfloat16 or float16, got {layer.name!r} in "
                 f"{layer.parameter.dtype}. Leave it out: gyroscope.layers(model, exclude=...)."
-            )
-        if layer.parameter.is_meta:
-            raise MonitorError(
-                f"`layers` must have values, got {layer.name!r} on the meta device. Call watch after the weights are "
-                "initialized."
             )
     return found
 
@@ -294,16 +275,6 @@ def _parts(chosen: Sequence[Layer], given: Sequence[Optimizer]) -> list[list[int
             f"`optimizer` must step layers of the model, got {empty[0]}, which steps none. Leave it out."
         )
     return found
-
-
-def _check_choices(reference_dtype: object, reference_device: object) -> None:
-    """Reject unknown ways to hold the reference."""
-    for name, value, kinds in (
-        ("reference_dtype", reference_dtype, get_args(Precision)),
-        ("reference_device", reference_device, get_args(Place)),
-    ):
-        if not isinstance(value, str) or value not in kinds:
-            raise MonitorError(f"`{name}` must be one of {', '.join(map(repr, kinds))}, got {value!r:.80}.")
 
 
 _UNITS = {"": 1, "B": 1} | {
@@ -483,10 +454,11 @@ def facts_of(model: nn.Module, layers: Sequence[Layer], optimizers: Sequence[Opt
     optimizer holds a parameter of the same shape that is not in the model; "symmetric" ones have equal units. "foreign"
     is the number of parameters that the optimizers hold and the model does not.
 
+    >>> import gyroscope
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> nn.init.ones_(net[1].weight) is net[1].weight
     True
-    >>> facts_of(net, find_layers(net), [torch.optim.SGD(net[1].parameters(), lr=0.1)])
+    >>> facts_of(net, gyroscope.layers(net), [torch.optim.SGD(net[1].parameters(), lr=0.1)])
     {'unheld': ['0.weight'], 'symmetric': ['1.weight']}
     """
     held = {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}

@@ -1,4 +1,4 @@
-"""Who may ask the live page's server: token, cookie, and the checks against pages of other sites.
+"""Access to the live page's server: token, cookie, and the checks against pages of other sites.
 
 The server listens on this machine, where any page that is open in the same browser can send it requests, and where
 other users may have accounts. So every request needs the token of the address, or the cookie that it was exchanged for;

@@ -59,7 +59,7 @@ def summary(run: Run, *, id: str, name: str | None = None, diagnosis: Diagnosis 
 
     Args:
         run: the run.
-        id: what the page asks for it by.
+        id: the id under which the page asks for it.
         name: its name in the list; that of its folder if None.
         diagnosis: the findings, if they are known; else they are looked for.
 
@@ -129,7 +129,7 @@ def head(
 
     Args:
         run: the run.
-        id: what the page asks for it by.
+        id: the id under which the page asks for it.
         name: its name; that of its folder if None.
         diagnosis: the findings, if they are known; else they are looked for.
         bins: the most points of a curve; None for all.

@@ -76,7 +76,7 @@ class Entry:
     """A run of the folder.
 
     Attributes:
-        id: what the page asks for it by.
+        id: the id under which the page asks for it.
         name: its path from the folder.
         path: its folder.
         version: the number of its last change.
@@ -325,7 +325,7 @@ class Following:
 
     def _see(self, entry: Entry) -> None:
         """Give the run a new number if its files have changed."""
-        log, _, _ = schema.beside(file := entry.path / schema.FILE)
+        log, _, _ = schema.sidecars(file := entry.path / schema.FILE)
         seen = Seen(_stamp(file), _stamp(log), lock.is_held(entry.path))
         if seen.file is None:
             self._search_at = 0.0
@@ -436,7 +436,7 @@ def _fault(path: Path, root: str) -> str | None:
     """Return why a run is not read: it has a file that is a link out of the folder."""
     from gyroscope.diagnosis.stall import LAST_LAYER_FILE
 
-    for name in (schema.FILE, *(file.name for file in schema.beside(path / schema.FILE)), LAST_LAYER_FILE):
+    for name in (schema.FILE, *(file.name for file in schema.sidecars(path / schema.FILE)), LAST_LAYER_FILE):
         if os.path.islink(path / name) and not is_within(path / name, root):
             return f"{name} of this run is a link that leads out of the folder, and is not followed."
     return None

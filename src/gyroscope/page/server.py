@@ -119,7 +119,7 @@ class Live:
             answer = self._refused(request, RefusedError(410 if error.gone else 404, str(error)))
         except GyroscopeError as error:
             answer = self._refused(request, RefusedError(410, str(error)))
-        except Exception as error:  # whatever a damaged run makes of the code that shows it, the server goes on
+        except Exception as error:  # whatever a damaged run makes of the code that shows it, the server continues
             _LOG.warning("%s cannot be shown: %s: %s", plain(scope["path"]), type(error).__name__, error)
             _LOG.debug("", exc_info=True)
             answer = self._refused(request, RefusedError(500, f"It cannot be shown: {type(error).__name__}: {error}"))
@@ -367,8 +367,8 @@ def live(
     top = Path(folder).absolute()
     if not top.is_dir():
         raise PageError(
-            f"`folder` must be a run or a folder with runs, got {top}, which is no folder. Try the one that was given "
-            "to gyroscope.watch, or its parent."
+            f"`folder` must be a run or a folder with runs, got {top}, which is not a folder. Try the one that was "
+            "given to gyroscope.watch, or its parent."
         )
     if not os.access(top, os.R_OK | os.X_OK):
         raise PageError(f"`folder` must be one that you may read, got {top}. Check its permissions.")

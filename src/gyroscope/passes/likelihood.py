@@ -103,15 +103,15 @@ def known(loss: Loss) -> Likelihood | None:
     return Likelihood("categorical", reduction, base is F.nll_loss, settings.get("ignore_index", -100))
 
 
-def labelled(loss: Loss, target: Any, n: int) -> float:
+def labeled(loss: Loss, target: Any, n: int) -> float:
     """Return the sum of the weights that a batch of `n` samples has in the mean of its loss.
 
     A sample has weight 1. In torch's cross-entropy and NLL loss, a sample without a label (`ignore_index`) has weight
     0, and any other the weight of its class if the loss has a `weight`: the mean is Σ w_y ℓ / Σ w_y.
 
-    >>> labelled(F.cross_entropy, torch.tensor([0, -100, 1]), 3)
+    >>> labeled(F.cross_entropy, torch.tensor([0, -100, 1]), 3)
     2.0
-    >>> labelled(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0])), torch.tensor([0, -100, 1]), 3)
+    >>> labeled(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0])), torch.tensor([0, -100, 1]), 3)
     5.0
     """
     q = known(loss)

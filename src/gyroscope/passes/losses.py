@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gyroscope.base.accepted import choice
 from gyroscope.errors import ConditioningError
 from gyroscope.layers.untouched import tensors
 
@@ -120,10 +121,7 @@ def counts_equally(loss: Loss, output: Any, target: Any) -> bool:
 
 def check_reduction(reduction: Any) -> None:
     """Reject an invalid reduction."""
-    if not isinstance(reduction, str) or reduction not in get_args(Reduction):
-        raise ConditioningError(
-            f"`reduction` must be one of {', '.join(map(repr, get_args(Reduction)))}, got {reduction!r}."
-        )
+    choice(reduction, "reduction", get_args(Reduction), ConditioningError)
 
 
 def _length(output: Any) -> int | None:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gyroscope.base.accepted import choice
 from gyroscope.errors import ConditioningError
 
 Sizes = int | Sequence[int]
@@ -190,8 +191,7 @@ def _axes(
         )
     if not 1 <= groups <= shape[1] or shape[1] % groups:
         raise ConditioningError(f"`groups` must be >= 1 and divide the {shape[1]} channels, got {groups}. Try 1.")
-    if mode not in _MODES:
-        raise ConditioningError(f"`padding_mode` must be one of {', '.join(_MODES)}, got {mode!r}.")
+    choice(mode, "padding_mode", _MODES, ConditioningError)
     kernel = _sizes("kernel_size", kernel_size, spatial, least=1)
     strides = _sizes("stride", stride, spatial, least=1)
     dilations = _sizes("dilation", dilation, spatial, least=1)

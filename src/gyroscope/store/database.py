@@ -132,8 +132,8 @@ class Database:
         if not self._said:
             self._said = True
             _LOG.warning(
-                "%s has been read without a pause for %.0f s. Records wait until that reader is done; training goes on "
-                "(reported once).", self.file, PATIENCE,
+                "%s has been read without a pause for %.0f s. Records wait until that reader is done; training "
+                "continues (reported once).", self.file, PATIENCE,
             )  # fmt: skip
         return True
 

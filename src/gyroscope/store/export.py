@@ -263,6 +263,5 @@ def _needed(module: str, what: str) -> Any:
     except ImportError:
         library = module.partition(".")[0]
         raise MissingExtraError(
-            f"{what[0].upper()}{what[1:]} needs {library}, which is not installed. Install it with pip install "
-            "'gyroscope[export]'."
+            f"{what[0].upper()}{what[1:]} needs {library}, which is not installed: pip install 'gyroscope[export]'"
         ) from None

@@ -142,7 +142,7 @@ def _refuse_foreign(folder: Path) -> None:
 def _create(file: Path, layers: Sequence[LayerInfo]) -> None:
     """Create the file of a new run under another name and rename it, so that it appears whole or not at all."""
     new = file.with_name(f"{file.name}.new")
-    for leftover in (new, *schema.beside(new)):
+    for leftover in (new, *schema.sidecars(new)):
         leftover.unlink(missing_ok=True)
     connection = connect(new, "rwc")
     try:

@@ -15,7 +15,7 @@ from gyroscope.store.reader import Run, Scalar
 from gyroscope.store.record import Steps, Values
 from gyroscope.store.schema import OR_NONE, of_kinds
 
-# Values of a quantity are kept if more steps than this are asked for at once, up to so many bytes per run.
+# Values of a quantity are kept if more steps than this are asked for at once, up to this many bytes per run.
 _FEW, _KEPT = 256, 1 << 26
 _COUNTS = (
     "SELECT (SELECT coalesce(max(rowid), 0) FROM series), (SELECT coalesce(max(rowid), 0) FROM events), "

@@ -64,7 +64,7 @@ class Query:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._log, _, self._journal = schema.beside(file)
+        self._log, _, self._journal = schema.sidecars(file)
         self._connection: sqlite3.Connection | None = None
         self._opened: State | None = None
         self._locks = False  # of SQLite, which keep what is read from being changed meanwhile

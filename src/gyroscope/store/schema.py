@@ -25,10 +25,10 @@ VERSION = 1
 PAGE = 4096
 
 
-def beside(file: Path) -> tuple[Path, ...]:
+def sidecars(file: Path) -> tuple[Path, ...]:
     """Return the files that SQLite keeps next to a database: parts of it, which belong to no other database.
 
-    >>> [path.name for path in beside(Path("run.sqlite"))]
+    >>> [path.name for path in sidecars(Path("run.sqlite"))]
     ['run.sqlite-wal', 'run.sqlite-shm', 'run.sqlite-journal']
     """
     return tuple(file.with_name(f"{file.name}{end}") for end in ("-wal", "-shm", "-journal"))

@@ -249,7 +249,7 @@ class Writer:
         if self.error is None:
             gone = self._gone()
             self.error = in_words(error, self._file) if gone is None else StoreError(gone)
-            _LOG.error("Recording has stopped, training goes on: %s", self.error)
+            _LOG.error("Recording has stopped, training continues: %s", self.error)
         self._mail.fail()
 
 

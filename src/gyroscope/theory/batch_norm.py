@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import choice, real
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.domains import choice, count, nonnegative
+from gyroscope.theory.domains import count, nonnegative
 
 Through = Literal["both", "direct", "statistics"]
 
@@ -60,7 +60,7 @@ def batch_norm(x: Tensor, *, eps: float = 0.0, through: Through = "both") -> Ten
     >>> batch_norm(torch.tensor([[1.0], [3.0]])).flatten().tolist()
     [-1.0, 1.0]
     """
-    choice("through", through, get_args(Through))
+    choice(through, "through", get_args(Through), DynamicsError)
     mean, deviation = _statistics(x, eps)
     if through == "direct":
         mean, deviation = mean.detach(), deviation.detach()

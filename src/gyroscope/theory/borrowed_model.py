@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gyroscope.base import accepted
 from gyroscope.base.hooks import alone
 from gyroscope.errors import DynamicsError, GyroscopeError
-from gyroscope.layers.layer import Layer
-from gyroscope.layers.layer import layers as find_layers
+from gyroscope.layers.layer import Layer, chosen_layers
 from gyroscope.vectors.layout import any_sharded
 
 Loss = Callable[[Any, Any], Tensor]
@@ -174,27 +172,13 @@ class _Within(nn.Module):
 
 
 def _chosen(model: Any, given: Any) -> list[Layer]:
-    if not isinstance(model, nn.Module):
-        raise DynamicsError(f"`model` must be a torch.nn.Module, got a {type(model).__name__}.")
-    some = None if given is None else accepted.listed(given)
-    chosen: list[Layer]
-    if some and all(isinstance(one, Layer) for one in some):
-        chosen = list({id(one.parameter): one for one in some}.values())
-    elif some is None or (some and all(isinstance(one, str) for one in some)):
-        chosen = find_layers(model, include=some)
-    else:
-        raise DynamicsError(
-            "`layers` must be a list from gyroscope.layers(model), or glob patterns on the layers' names, got "
-            f"{[type(one).__name__ for one in some][:3] or 'an empty list'}."
-        )
+    chosen = list({id(one.parameter): one for one in chosen_layers(model, given, DynamicsError)}.values())
     held = {id(parameter) for parameter in model.parameters()}
     for layer in chosen:
         if id(layer.parameter) not in held:
             raise DynamicsError(
                 f"`layers` must be layers of `model`, got {layer.name!r} of another. Try gyroscope.layers(model)."
             )
-        if layer.parameter.is_meta:
-            raise DynamicsError(f"{layer.name!r} is on the meta device and has no values. Materialize the model first.")
     return chosen
 
 

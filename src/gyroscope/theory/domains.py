@@ -5,7 +5,6 @@ They need no torch, so that the laws of a run can be evaluated without it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -75,17 +74,6 @@ def integral(given: Any, *, least: int) -> int | None:
     """
     found = real(given)
     return int(found) if found.is_integer() and found >= least else None
-
-
-def choice(name: str, given: Any, options: Sequence[str]) -> None:
-    """Reject a value that is not one of the options.
-
-    >>> choice("kind", "adam", ("sgd", "adamw"))
-    Traceback (most recent call last):
-    gyroscope.errors.DynamicsError: `kind` must be 'sgd' or 'adamw', got 'adam'.
-    """
-    if not isinstance(given, str) or given not in options:
-        raise DynamicsError(f"`{name}` must be {' or '.join(map(repr, options))}, got {given!r:.80}.")
 
 
 def numbers(name: str, given: Any) -> npt.NDArray[np.float64]:

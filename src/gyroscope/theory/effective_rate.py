@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import choice, real
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.domains import choice, count, fraction, nonnegative, numbers, positive
+from gyroscope.theory.domains import count, fraction, nonnegative, numbers, positive
 
 
 def effective_lr(lr: npt.ArrayLike, weight_norm: npt.ArrayLike, *, momentum: float = 0.0) -> Floats:
@@ -200,7 +200,7 @@ def decay_law(
     >>> round(law.k0, 6), round(law.e0, 6), round(law.r2, 6)
     (25.0, 0.1, 1.0)
     """
-    choice("kind", kind, get_args(Kind))
+    choice(kind, "kind", get_args(Kind), DynamicsError)
     k, e = numbers("steps", steps), numbers("effective_lr", effective_lr)
     if k.ndim != 1 or k.shape != e.shape:
         raise DynamicsError(

@@ -24,9 +24,9 @@ from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.functional import embedding_bag
 
 from gyroscope.base import accepted
-from gyroscope.base.accepted import whole
+from gyroscope.base.accepted import choice, whole
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.domains import choice, count, generator
+from gyroscope.theory.domains import count, generator
 from gyroscope.theory.per_sample import buffers, check_inputs, parts, passing, refuse_mixing
 
 Likelihood = Literal["categorical", "gaussian"]
@@ -102,7 +102,7 @@ def fisher_diagonal(
     >>> fisher_diagonal(net, torch.tensor([[2.0]]))               # x² r(1 − r)
     tensor([1., 1.])
     """
-    choice("likelihood", likelihood, get_args(Likelihood))
+    choice(likelihood, "likelihood", get_args(Likelihood), DynamicsError)
     weights, others = _parts(model, inputs)
 
     def one(w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.base.accepted import real
+from gyroscope.base.accepted import choice, real
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.domains import choice, count, decay_share, fraction, nonnegative, positive
+from gyroscope.theory.domains import count, decay_share, fraction, nonnegative, positive
 from gyroscope.theory.effective_rate import Floats, Kind
 
 
@@ -245,7 +245,7 @@ class Memory:
         >>> Memory.of("sgd", 0.5).total
         2.0
         """
-        choice("kind", kind, get_args(Kind))
+        choice(kind, "kind", get_args(Kind), DynamicsError)
         fraction("momentum", momentum)
         fraction("dampening", dampening)
         if kind == "adamw":
@@ -284,10 +284,10 @@ def equilibrium(
     | AdamW, β₁ | 1 | (1−β₁)/(1+β₁) | ηλ | √(2ηλ(1−β₁)/(1+β₁)) |
 
     The rate of SGD, with or without momentum, follows from gradients being orthogonal to w alone: successive gradients
-        may be correlated or not. (Without momentum the angle is exactly arccos(1−ηλ).) The norm, and the rate with
-        Nesterov momentum, assume uncorrelated successive gradients. For AdamW the gradient divided by √v is also
-        assumed orthogonal to w, with squared norm n = the number of elements, and the half-life is assumed longer than
-        the memory 1/(1−β₂) of v.
+    may be correlated or not. (Without momentum the angle is exactly arccos(1−ηλ).) The norm, and the rate with
+    Nesterov momentum, assume uncorrelated successive gradients. For AdamW the gradient divided by √v is also
+    assumed orthogonal to w, with squared norm n = the number of elements, and the half-life is assumed longer than
+    the memory 1/(1−β₂) of v.
 
     Args:
         lr: η.
@@ -372,5 +372,5 @@ def _distance(at: Equilibrium, start: float, kind: Kind) -> float:
 
 
 def _power(kind: Kind) -> int:
-    choice("kind", kind, get_args(Kind))
+    choice(kind, "kind", get_args(Kind), DynamicsError)
     return 4 if kind == "sgd" else 2

@@ -55,7 +55,7 @@ def invariance(
     0.4 or more for all other layers. `tolerance` lies in between. The measured values are reported in any case.
 
     A layer that is not invariant may pass by chance at one point, or because its scale has been trained to its optimum.
-    So the deviation is the largest over several points: the model's own weights, and others near by, at which every
+    So the deviation is the largest over several points: the model's own weights, and others nearby, at which every
     layer has noise of 0.3 times the root mean square of its weights. Cosines are reported at the model's own weights.
 
     **A second look.** A normalizer may leave hardly any gradient (over two examples, or with one weight per unit). The
@@ -141,7 +141,7 @@ def _judge(
     elif here.tensor is None or off_tensor is None or (here.units and off_unit is None):
         verdict = "undecided: no gradient"
     elif here.fan_in == 1:
-        verdict = "undecided: one weight a unit"
+        verdict = "undecided: one weight per unit"
     elif off_unit is not None and off_unit <= tolerance:
         verdict = "unit"
     else:

@@ -14,7 +14,7 @@ ScaleInvariant = Literal[
     "no",
     "undecided: no gradient",
     "undecided: the weight is zero",
-    "undecided: one weight a unit",
+    "undecided: one weight per unit",
 ]
 
 

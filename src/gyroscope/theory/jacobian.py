@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from gyroscope.base.accepted import real, whole
+from gyroscope.base.accepted import choice, real, whole
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.domains import choice, generator
+from gyroscope.theory.domains import generator
 from gyroscope.theory.per_sample import buffers, check_inputs, outside, parts, passing, refuse_mixing
 
 OutputHessian = Literal["identity", "softmax"]
@@ -55,7 +55,7 @@ def gauss_newton_norm(model: nn.Module, inputs: Tensor, *, hessian: OutputHessia
     >>> gauss_newton_norm(net, torch.tensor([[1.0, 0.0], [1.0, 1.0]]))     # the mean of z² = 4 and 16
     tensor(10.)
     """
-    choice("hessian", hessian, get_args(OutputHessian))
+    choice(hessian, "hessian", get_args(OutputHessian), DynamicsError)
     z, moved = (one.flatten(1) for one in _along_weights(model, inputs))
     if hessian == "identity":
         return moved.square().sum(1).mean()

@@ -16,8 +16,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from gyroscope.base.accepted import choice
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.domains import choice, count, nonnegative, numbers, positive
+from gyroscope.theory.domains import count, nonnegative, numbers, positive
 
 Floats = npt.NDArray[np.float64]
 Method = Literal["gradient", "natural", "empirical"]
@@ -86,7 +87,7 @@ def direction(problem: Problem, theta: npt.ArrayLike, method: Method) -> Floats:
     >>> (np.array([5.0, 5.0]) - direction(problem, [5.0, 5.0], "natural")).round(6)
     array([1., 2.])
     """
-    choice("method", method, METHODS)
+    choice(method, "method", METHODS, DynamicsError)
     gradient = problem.gradient(theta)
     if method == "gradient":
         return gradient

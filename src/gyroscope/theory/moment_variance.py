@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gyroscope.base.accepted import choice
 from gyroscope.errors import DynamicsError
-from gyroscope.theory.domains import choice
 
 Counting = Literal["elements", "layers"]
 
@@ -76,7 +76,7 @@ def variance_shares(moments: Iterable[Tensor], *, counting: Counting = "elements
     >>> variance_shares([torch.tensor([1.0, 9.0]), torch.tensor([1.0, 9.0])]).share
     0.0
     """
-    choice("counting", counting, get_args(Counting))
+    choice(counting, "counting", get_args(Counting), DynamicsError)
     means, variances, sizes, zeros = [], [], [], 0
     for v in moments:
         if not isinstance(v, Tensor):

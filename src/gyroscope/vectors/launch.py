@@ -185,7 +185,7 @@ class Kept(Generic[_Table]):
         return known
 
     def keep(self, key: Any, table: _Table) -> None:
-        """Keep a table until so many others were used."""
+        """Keep a table until `most` others have been used."""
         while len(self._known) >= self.most:
             self._known.pop(next(iter(self._known)))
         self._known[key] = table

@@ -387,7 +387,7 @@ def test_training_goes_on_without_a_run(tmp_path: Path, caplog: pytest.LogCaptur
     (tmp_path / "notes.txt").write_text("mine")
     rotation = LayerRotation(tmp_path)
     fitted(model(), keras.optimizers.SGD(0.1), rotation)
-    assert "training goes on" in caplog.text
+    assert "training continues" in caplog.text
     with pytest.raises(StoreError):
         _ = rotation.run
 
@@ -407,14 +407,14 @@ SGD = keras.optimizers.SGD
         (lambda: Layca(Layca(SGD(0.1))), "steers already"),
         (lambda: Layca(keras.optimizers.LossScaleOptimizer(SGD(0.1))), "goes around Layca"),
         (lambda: Layca(SGD(0.1, use_ema=True)), "`use_ema` of the inner optimizer must be False"),
-        (lambda: Layca(SGD(0.1), clipnorm=1.0), "`clipnorm` must be an argument of the inner optimizer"),
+        (lambda: Layca(SGD(0.1), clipnorm=1.0), "`clipnorm` must be given to the inner optimizer"),
         (lambda: Layca(SGD(0.1), -1.0), "`learning_rate` must be a finite number >= 0"),
         (lambda: Layca(SGD(0.1), alpha=2), "`alpha` must be"),
-        (lambda: Layca(SGD(0.1), others="free"), "`others` must be 'inner' or 'frozen'"),
+        (lambda: Layca(SGD(0.1), others="free"), "`others` must be one of 'inner', 'frozen'"),
         (lambda: Layca(SGD(0.1), project="no"), "`project` must be True or False"),
         (lambda: Layca(SGD(0.1), layers=3), "`layers` must be a pattern"),
         (lambda: Layca(SGD(0.1), layers="conv*").build(variables(arrays(0))), "`layers` must match at least one"),
-        (lambda: Layca(SGD(0.1)).build(variables([np.ones(3)])), "`variables` must have a layer"),
+        (lambda: Layca(SGD(0.1)).build(variables([np.ones(3)])), "`variables` must have at least one layer"),
         (lambda: Layca(SGD(0.1)).apply([ops.ones((2, 2))]), "`trainable_variables` must be given"),
         (lambda: Layca(SGD(0.1)).build(bound()), "must have no constraint"),
         (lambda: Layca(built()), "`optimizer` must be new"),

@@ -96,7 +96,7 @@ def run_minutes(
                 on_done=progress.on_done, on_failed=progress.on_failed,
             )  # fmt: skip
         except KeyboardInterrupt:
-            fail("interrupted twice; the archive holds the trainings saved before", code=INTERRUPTED)
+            fail("Interrupted twice. The archive holds the trainings saved before.", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     counts: Counter[str] = Counter(one.status for one in box.trials)
@@ -107,7 +107,7 @@ def run_minutes(
         echo(f"{box.left_out} unfinished trainings were left out of it; they are in {lab.archive.root}")
     echo(f"To merge it: gyroscope reproduce --collect {box.path}")
     if counts["failed"] == len(box.trials) > 0:
-        fail("every training failed", code=FAILED)
+        fail("Every training failed.", code=FAILED)
 
 
 def collect_archive(path: Path, *, runs: Path, out: Path) -> None:

@@ -91,7 +91,7 @@ def get(
             with _Bars() as bars:
                 fetched = fetch(known, folder, again=again, watcher=bars.watcher)
         except KeyboardInterrupt:
-            fail("interrupted; the same command resumes the download", code=INTERRUPTED)
+            fail("Interrupted. The same command resumes the download.", code=INTERRUPTED)
         except GyroscopeError as error:
             typer.echo(f"gyroscope: {error}", err=True)
             failed = True

@@ -55,7 +55,7 @@ def demo(
         with loading(what="Drawing"):
             written = _write(measured, out, command, trials[::count])
     except KeyboardInterrupt:
-        fail(f"interrupted; to resume: {command}", code=INTERRUPTED)
+        fail(f"Interrupted. To resume: {command}", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     _report(measured, written, out, command, trials)

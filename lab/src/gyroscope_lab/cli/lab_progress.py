@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # The assumed seconds per epoch of a training of unknown pace.
 _UNKNOWN = 0.1
-# Terminals up to this width have room for names, but not for bars.
+# Terminals up to this width have space for names, but not for bars.
 _WIDE = 100
 _FIELDS = ("epoch", "loss", "accuracy", "rotation", "left")
 
@@ -57,7 +57,7 @@ class LabProgress:
         )
         self._bars: dict[str, TaskID] = {}
         self._all: TaskID | None = None
-        self._beside = None if study is None else self._add(f"{study}: at work", total=None)
+        self._idle = None if study is None else self._add(f"{study}: at work", total=None)
 
     @property
     def hooks(self) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class LabProgress:
     def _update(self) -> None:
         if not self.console.is_terminal or not self._whole.trials:
             return
-        if self._beside is not None:
-            self._progress.update(self._beside, visible=not self._whole.open)
+        if self._idle is not None:
+            self._progress.update(self._idle, visible=not self._whole.open)
         if self._all is None:
             # Its other columns are the headings of those below.
             self._all = self._add("", total=1.0)

@@ -62,7 +62,7 @@ def to_get(names: Sequence[str], folder: Path) -> str:
 def named_in(message: str) -> list[str]:
     """Return the datasets that an error mentions.
 
-    >>> named_in("there is no folder data to look for CIFAR-100 in"), named_in("the loss is nan")
+    >>> named_in("There is no folder data to look for CIFAR-100 in"), named_in("the loss is nan")
     (['cifar-100'], [])
     """
     from gyroscope_lab.data.catalogue import DATASETS

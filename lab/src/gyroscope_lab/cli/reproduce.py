@@ -81,14 +81,14 @@ def reproduce(
     """Reproduce figures and tables of the papers, and compare their numbers with ours.
 
     Without a name, or with **list**, list the studies: what the paper shows, the number of trainings, their time, and
-        whether there are results.
+    whether there are results.
 
     At the scales **smoke** and **small**, the embedded digits replace the papers' data. At **full**, everything is as
     the authors ran it; see gyroscope data for the datasets.
 
     Trainings are kept: studies share them, interrupted ones resume where they stopped, and known ones are not run
-        again. They run one after another (**serial**), in processes (**workers**), side by side on a GPU
-        (**population**) or on a cluster (**ray**); **auto** uses a GPU if there is one.
+    again. They run one after another (**serial**), in processes (**workers**), side by side on a GPU
+    (**population**) or on a cluster (**ray**); **auto** uses a GPU if there is one.
 
     With **--minutes**, train the missing full-scale trainings in the order of OUT/queue.md for M minutes on a GPU, then
     write one archive of results and checkpoints. Names limit it to those studies. **--collect** merges the archive.
@@ -142,7 +142,7 @@ def reproduce(
         _require_data(laboratory, chosen, data)
     failed = [study.name for study in chosen if not _run(laboratory, study, out)]
     if failed:
-        fail(f"{len(failed)} of {len(chosen)} studies failed: {', '.join(failed)}", code=FAILED)
+        fail(f"{len(failed)} of {len(chosen)} studies failed: {', '.join(failed)}.", code=FAILED)
 
 
 def choose(names: Sequence[str]) -> list[Study]:
@@ -160,8 +160,8 @@ def choose(names: Sequence[str]) -> list[Study]:
         matching = [name for name in known if given in ("all", name) or fnmatchcase(name, given)]
         if not matching:
             close = get_close_matches(given, known, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise LabError(f"There is no study {given!r}; {hint}gyroscope reproduce list shows them all.")
+            hint = f"Did you mean {close[0]}? " if close else ""
+            raise LabError(f"There is no study {given!r}. {hint}To list them: gyroscope reproduce list")
         found |= set(matching)
     return [study(name) for name in known if name in found]
 
@@ -186,9 +186,9 @@ def _refuse_mixtures(
         if is_given
     ]
     if len(given) > 1:
-        fail(f"{' and '.join(given)} exclude each other; give one of them", code=BAD_ARGUMENT)
+        fail(f"{' and '.join(given)} exclude each other. Give one of them.", code=BAD_ARGUMENT)
     if names and given and minutes is None:
-        fail(f"{given[0]} takes no studies, got {' '.join(names)}", code=BAD_ARGUMENT)
+        fail(f"{given[0]} takes no studies, got {' '.join(names)}. Leave them out.", code=BAD_ARGUMENT)
     if minutes is None and (archive is not None or archive_mib is not None):
         option = "--archive" if archive is not None else "--archive-mib"
         fail(f"`{option}` needs `--minutes`.", code=BAD_ARGUMENT)
@@ -253,11 +253,11 @@ def _run(lab: Lab, study: Study, out: Path) -> bool:
             report = study.run(replace(lab, **progress.hooks))
             written = study.save(lab, report, out)
     except KeyboardInterrupt:
-        fail("interrupted; the same command resumes where it stopped", code=INTERRUPTED)
+        fail("Interrupted. The same command resumes where it stopped.", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         lacking = named_in(str(error))
-        more = f". {to_get(lacking, Path(lab.data or 'data'))}" if lacking else ""
-        typer.echo(f"gyroscope: {study.name}: {error}{more}", err=True)
+        said = f"{str(error).rstrip('.')}. {to_get(lacking, Path(lab.data or 'data'))}" if lacking else error
+        typer.echo(f"gyroscope: {study.name}: {said}", err=True)
         return False
     print_report(study, report, lab)
     typer.echo(f"Wrote {', '.join(map(str, written))}\n")

@@ -74,7 +74,7 @@ def make_folder(folder: Path, option: str) -> None:
             pass
     except (OSError, ValueError) as error:  # ValueError for names with a zero byte or half a letter
         said = getattr(error, "strerror", None) or error
-        fail(f"{option} {folder} cannot be written: {said}", code=BAD_ARGUMENT)
+        fail(f"{option} {folder} cannot be written: {said}.", code=BAD_ARGUMENT)
 
 
 def at_least_one(value: int | None, option: str) -> None:

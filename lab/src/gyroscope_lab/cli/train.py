@@ -224,7 +224,7 @@ def _trained(trial: Trial, archive: Archive, on_gpu: bool, data: Path, again: bo
             )
             [result] = lab.run([trial])
     except KeyboardInterrupt:
-        fail("interrupted; the same command resumes from the last checkpoint, if there is one", code=INTERRUPTED)
+        fail("Interrupted. The same command resumes from the last checkpoint, if there is one.", code=INTERRUPTED)
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     return result, known

@@ -30,7 +30,7 @@ class File:
 
     @property
     def known_by(self) -> str:
-        """How the file is identified: by "md5", "sha256", "size", or "name" only.
+        """The property that identifies the file: "md5", "sha256", "size", or only its "name".
 
         >>> File("train.bin", size=153_700_000).known_by
         'size'
@@ -107,14 +107,14 @@ def dataset(name: str) -> Dataset:
     'MNIST'
     >>> dataset("cifar10")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: no dataset is called 'cifar10'; did you mean cifar-10? There are: mnist, ...
+    gyroscope_lab.errors.LabError: No dataset is called 'cifar10'. Did you mean cifar-10? There are: mnist, ...
     """
     names = [known.name for known in DATASETS]
     if name in names:
         return DATASETS[names.index(name)]
     close = get_close_matches(name, names, n=1)
-    meant = f"did you mean {close[0]}? There are" if close else "there are"
-    raise LabError(f"no dataset is called {name!r}; {meant}: {', '.join(names)}")
+    meant = f"Did you mean {close[0]}? There are" if close else "There are"
+    raise LabError(f"No dataset is called {name!r}. {meant}: {', '.join(names)}.")
 
 
 def wrong(path: Path, file: File) -> str | None:

@@ -87,7 +87,7 @@ def contents(root: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]]:
     """Yield each file of a dataset: its name without `.bin`, its path, and its bytes.
 
     The files are read from the first place that has all of them: the folder, the folders its archives unpack to, or the
-        archives.
+    archives.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -110,11 +110,11 @@ def contents(root: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]]:
             return _in_archive(root / archive, edition)
     if incomplete:
         found = "; ".join(incomplete)
-        raise LabError(f"{edition.title} is incomplete: {found}. Fetch it again, all files from one archive")
+        raise LabError(f"{edition.title} is incomplete: {found}. Fetch it again, all files from one archive.")
     raise LabError(
         f"{edition.title} is not in {root}: looked there, and in its {' and '.join(edition.folders)}, for "
         f"{', '.join(edition.files('.bin'))} or the same without .bin; and for {' and '.join(edition.archives)}. "
-        "Put one of these there, or name the folder that has them"
+        "Put one of these there, or name the folder that has them."
     )
 
 
@@ -145,18 +145,18 @@ def _in_archive(path: Path, edition: Edition) -> Iterator[tuple[str, str, bytes]
                     yield file.removesuffix(".bin"), where, content.read()
             to_the_end(stream)
     except (EOFError, tarfile.TarError) as error:
-        raise LabError(f"{path} is truncated, or is not an archive ({error}); fetch it again") from error
+        raise LabError(f"{path} is truncated, or is not an archive ({error}). Fetch it again.") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise LabError(f"{path} is damaged, or not compressed by gzip ({error}); fetch it again") from error
+        raise LabError(f"{path} is damaged, or not compressed by gzip ({error}). Fetch it again.") from error
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror or error}") from error
     if wanted:
-        raise LabError(f"{path} has no {' and no '.join(wanted)}; fetch it again")
+        raise LabError(f"{path} has no {' and no '.join(wanted)}. Fetch it again.")
 
 
 def _check_size(where: str, size: int) -> None:
     if size > _LARGEST:
-        raise LabError(f"{where} has {size:,} bytes, more than any file of CIFAR; fetch it again")
+        raise LabError(f"{where} has {size:,} bytes, more than any file of CIFAR. Fetch it again.")
 
 
 SIDE = 32
@@ -176,7 +176,7 @@ def read_cifar10(folder: Path | str | None = None) -> Official:
 
     >>> read_cifar10("no/such/folder")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: there is no folder no/such/folder to look for CIFAR-10 in; give one that exists
+    gyroscope_lab.errors.LabError: There is no folder no/such/folder to look for CIFAR-10 in. Give one that exists.
     """
     return _read(CIFAR_10, folder)
 
@@ -189,7 +189,7 @@ def read_cifar100(folder: Path | str | None = None) -> Official:
 
     >>> read_cifar100("no/such/folder")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: there is no folder no/such/folder to look for CIFAR-100 in; give one that exists
+    gyroscope_lab.errors.LabError: There is no folder no/such/folder to look for CIFAR-100 in. Give one that exists.
     """
     return _read(CIFAR_100, folder)
 
@@ -216,7 +216,7 @@ def _binary(edition: Edition, path: str, content: bytes) -> _Batch:
     if not content or len(content) % length:
         raise LabError(
             f"{path} is truncated, or is not {edition.title}: its {len(content):,} bytes are not a whole number of "
-            f"images of {length:,} bytes each; fetch it again"
+            f"images of {length:,} bytes each. Fetch it again."
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, length)
     for (kind, classes), labels in zip(edition.labels.items(), records.T, strict=False):
@@ -241,7 +241,7 @@ def _pickled(edition: Edition, path: str, content: bytes) -> _Batch:
     x = data.bytes()
     if x.shape != (len(labels), PIXELS) or not labels:
         shape = " × ".join(map(str, x.shape))
-        raise LabError(f"{path} is damaged: its pixels are {shape}, and it has {len(labels):,} labels; fetch it again")
+        raise LabError(f"{path} is damaged: its pixels are {shape}, and it has {len(labels):,} labels. Fetch it again.")
     _check_labels(path, kind, edition.labels[kind], min(labels), max(labels))
     return _Batch(x, np.asarray(labels, dtype=np.int64))
 
@@ -250,7 +250,7 @@ def _check_labels(path: str, kind: str, classes: int, *extremes: int) -> None:
     for label in extremes:
         if not 0 <= label < classes:
             raise LabError(
-                f"{path} is damaged: there is {label} among its {kind}, which are 0 to {classes - 1}; fetch it again"
+                f"{path} is damaged: there is {label} among its {kind}, which are 0 to {classes - 1}. Fetch it again."
             )
 
 
@@ -263,7 +263,7 @@ def _whole(edition: Edition, root: Path, batches: list[_Batch]) -> tuple[torch.T
     if counts.min() != counts.max():
         raise LabError(
             f"{edition.title} in {root} is incomplete: classes must have equally many images, and there are "
-            f"{counts.max():,} of class {counts.argmax()} and {counts.min():,} of class {counts.argmin()}; "
-            "a file is truncated, or has the name of another: fetch them again"
+            f"{counts.max():,} of class {counts.argmax()} and {counts.min():,} of class {counts.argmin()}. "
+            "A file is truncated, or has the name of another. Fetch them again."
         )
     return torch.from_numpy(x), torch.from_numpy(y)

@@ -73,7 +73,7 @@ def fetch(
     gyroscope_lab.errors.LabError: imagenet cannot be downloaded: ask for ILSVRC2012 at https://image-net.org, ...
     """
     if dataset.by_hand and missing(dataset, folder):
-        raise LabError(f"{dataset.name} cannot be downloaded: {dataset.by_hand}")
+        raise LabError(f"{dataset.name} cannot be downloaded: {dataset.by_hand}.")
     fetched = False
     for piece in dataset.pieces:
         bad = {verdict.path: verdict.problem for verdict in check_parts(dataset, piece, folder) if verdict.problem}
@@ -92,10 +92,10 @@ def fetch(
             unpack(to, folder)
         fetched = True
         if None in find(dataset, piece, folder):
-            raise LabError(f"{', '.join(missing(dataset, folder))} cannot be found after {to.name} was fetched")
+            raise LabError(f"{', '.join(missing(dataset, folder))} cannot be found after {to.name} was fetched.")
         for verdict in check_parts(dataset, piece, folder):
             if verdict.problem:
-                raise LabError(f"{verdict.path} is in the way: {verdict.problem}. Move it elsewhere, and try again")
+                raise LabError(f"{verdict.path} is in the way: {verdict.problem}. Move it elsewhere, and try again.")
     return fetched
 
 
@@ -107,7 +107,7 @@ def download(file: File, to: Path, *, watcher: Watcher = _UNWATCHED, patience: P
 
     >>> download(File("greeting.txt"), Path("greeting.txt"))
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: greeting.txt cannot be downloaded: no address of it is known
+    gyroscope_lab.errors.LabError: greeting.txt cannot be downloaded: no address of it is known.
     """
     part = to.with_name(f"{to.name}.part")
     problems = [] if file.urls else ["no address of it is known"]
@@ -125,8 +125,8 @@ def download(file: File, to: Path, *, watcher: Watcher = _UNWATCHED, patience: P
             transfer.forget()
             return
     except OSError as error:
-        raise LabError(f"{to} cannot be written: {error.strerror or error}") from error
-    raise LabError(f"{to.name} cannot be downloaded: {'; '.join(problems)}")
+        raise LabError(f"{to} cannot be written: {error.strerror or error}.") from error
+    raise LabError(f"{to.name} cannot be downloaded: {'; '.join(problems)}.")
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -136,7 +136,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
     >>> unpack(Path("no/such/file.zip"), Path())
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: no/such/file.zip cannot be unpacked into .: No such file or directory
+    gyroscope_lab.errors.LabError: no/such/file.zip cannot be unpacked into .: No such file or directory.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=f".{archive.name}-", dir=folder) as fresh:
@@ -144,9 +144,9 @@ def unpack(archive: Path, folder: Path) -> None:
             for entry in sorted(Path(fresh).iterdir()):
                 _move(entry, folder / entry.name)
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise LabError(f"{archive} is damaged, or not safe to unpack ({error}); fetch it again") from error
+        raise LabError(f"{archive} is damaged, or not safe to unpack ({error}). Fetch it again.") from error
     except OSError as error:
-        raise LabError(f"{archive} cannot be unpacked into {folder}: {error.strerror or error}") from error
+        raise LabError(f"{archive} cannot be unpacked into {folder}: {error.strerror or error}.") from error
 
 
 def _untar(archive: Path, fresh: str) -> None:
@@ -182,8 +182,8 @@ def _check_room(file: File, part: Path) -> None:
     free = shutil.disk_usage(part.parent).free
     if file.size is not None and file.size - here > free:
         raise LabError(
-            f"{file.name} needs {(file.size - here) / 1e6:,.0f} MB, and {part.parent} has {free / 1e6:,.0f} MB left; "
-            "make room, or put it into another folder"
+            f"{file.name} needs {(file.size - here) / 1e6:,.0f} MB, and {part.parent} has {free / 1e6:,.0f} MB left. "
+            "Free some space, or put it into another folder."
         )
 
 

@@ -105,7 +105,7 @@ def cached_images(
                 _build(root, wanted, cache, workers or _workers(listing), on_progress or (lambda done, total: None))
                 found = _read(cache, wanted)
     if found is None:
-        raise LabError(f"the images in {cache} changed while they were read; is another program writing there?")
+        raise LabError(f"The images in {cache} changed while they were read. Is another program writing there?")
     return found
 
 
@@ -182,14 +182,14 @@ def _check_room(cache: Path, size: int) -> None:
     free = shutil.disk_usage(cache).free
     if size > free:
         raise LabError(
-            f"the decoded images take {size / 1e9:.1f} GB, and {cache} has {free / 1e9:.1f} GB left; make room, set "
-            "GYROSCOPE_CACHE to a folder elsewhere, or ask for smaller ones (side)"
+            f"The decoded images take {size / 1e9:.1f} GB, and {cache} has {free / 1e9:.1f} GB left. Free some space, "
+            "set GYROSCOPE_CACHE to a folder elsewhere, or ask for smaller ones (side)."
         )
 
 
 def _not_writable(cache: Path, error: OSError) -> NoReturn:
     raise LabError(
-        f"{cache} cannot be written: {error.strerror or error}; set GYROSCOPE_CACHE to a folder for decoded images"
+        f"{cache} cannot be written: {error.strerror or error}. Set GYROSCOPE_CACHE to a folder for decoded images."
     ) from error
 
 
@@ -205,7 +205,7 @@ def _check_not_starting() -> None:
     # A new process runs the main script up to its guard. Without a guard it would come here, and wait for the lock of
     # the process that waits for it. multiprocessing itself checks this attribute to reject the same mistake.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise LabError('images are decoded by several processes: load them within `if __name__ == "__main__":`')
+        raise LabError('Images are decoded by several processes. Load them within `if __name__ == "__main__":`.')
 
 
 @contextmanager
@@ -267,7 +267,9 @@ def decode(path: Path | str, *, side: int, short: int) -> npt.NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtraError("reading images needs Pillow: pip install 'gyroscope-lab[images]'") from error
+        raise MissingExtraError(
+            "Reading images needs Pillow, which is not installed: pip install 'gyroscope-lab[images]'"
+        ) from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -275,13 +277,13 @@ def decode(path: Path | str, *, side: int, short: int) -> npt.NDArray[np.uint8]:
                 image = file.convert("RGB")
     except Exception as error:
         # A damaged image can raise any of many errors.
-        raise LabError(f"{path} cannot be read as an image ({error}); fetch it again") from error
+        raise LabError(f"{path} cannot be read as an image ({error}). Fetch it again.") from error
     width, height = image.size
     if min(width, height) != short:
         scale = short / min(width, height)
         if width * height * scale**2 > (Image.MAX_IMAGE_PIXELS or inf):
             said = f"{path} has {width} × {height} pixels, too many once the shorter side has {short}"
-            raise LabError(f"{said}; it is damaged, or not a photograph: fetch it again")
+            raise LabError(f"{said}. It is damaged, or not a photograph. Fetch it again.")
         image = image.resize((round(width * scale), round(height * scale)), Image.Resampling.BILINEAR)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     kept = image.crop((left, top, left + side, top + side))
@@ -315,8 +317,8 @@ def decode_all(batches: Sequence[Batch], *, workers: int) -> Generator[tuple[Bat
             pool.shutdown(wait=True, cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
                 raise LabError(
-                    "a process that decodes images ended: it was killed or ran out of memory, or the script that loads "
-                    'the data does so outside of `if __name__ == "__main__":`, and each process runs it again'
+                    "A process that decodes images ended: it was killed or ran out of memory, or the script that loads "
+                    'the data does so outside of `if __name__ == "__main__":`, and each process runs it again.'
                 ) from error
             raise
 

@@ -31,7 +31,7 @@ def read_tiny_imagenet(
     """Return Tiny ImageNet: 100,000 images to train on, 10,000 to test on, of 200 classes, bytes [N, 3, 64, 64].
 
     The test set is the published validation set, as in the papers: the labels of the published test set are not public.
-        Classes are numbered in the order of their names.
+    Classes are numbered in the order of their names.
 
     Args:
         folder: a folder with `wnids.txt`, `train/CLASS/images/*.JPEG`, `val/images/*.JPEG` and
@@ -43,12 +43,12 @@ def read_tiny_imagenet(
 
     >>> read_tiny_imagenet("no/such/folder")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: there is no folder no/such/folder to look for Tiny ImageNet in; give one that exists
+    gyroscope_lab.errors.LabError: There is no folder no/such/folder to look for Tiny ImageNet in. Give one that exists.
     """
     root = _root(folder, "Tiny ImageNet", _WITHIN_TINY, ("wnids.txt", "train", "val"))
     names = sorted(set(_lines(root / "wnids.txt")))
     if strangers := sorted({entry.name for entry in _folders(root / "train")} - set(names)):
-        raise LabError(f"{root / 'train'} has {strangers[0]}, a class that {root / 'wnids.txt'} does not name")
+        raise LabError(f"{root / 'train'} has {strangers[0]}, a class that {root / 'wnids.txt'} does not name.")
     train = _by_class(root, names, "train/{}/images")
     test = _annotated(root, names)
     found = _Found("Tiny ImageNet", root, len(names), train, test)
@@ -76,14 +76,14 @@ def read_imagenet(
 
     >>> read_imagenet("no/such/folder")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: there is no folder no/such/folder to look for ImageNet in; give one that exists
+    gyroscope_lab.errors.LabError: There is no folder no/such/folder to look for ImageNet in. Give one that exists.
     """
     root = _root(folder, "ImageNet", _WITHIN_IMAGENET, ("train", "val"))
     names = sorted(entry.name for entry in _folders(root / "train"))
     if sorted(entry.name for entry in _folders(root / "val")) != names or not names:
         raise LabError(
             f"{root / 'train'} and {root / 'val'} must have one folder of images per class, the same in both; there "
-            f"are {len(names):,} and {len(_folders(root / 'val')):,}. Sort the images of val into such folders"
+            f"are {len(names):,} and {len(_folders(root / 'val')):,}. Sort the images of val into such folders."
         )
     train, test = _by_class(root, names, "train/{}"), _by_class(root, names, "val/{}")
     found = _Found("ImageNet", root, len(names), train, test)
@@ -113,8 +113,8 @@ def _root(folder: Path | str | None, title: str, within: tuple[str, ...], parts:
     *others, last = (name for name in within if name)
     places = f"{', '.join(others)} or {last}" if others else last
     raise LabError(
-        f"{title} is not in {given}: neither there nor in its {places} are {', '.join(parts)} side by side; unpack it "
-        "there, or name the folder that has them"
+        f"{title} is not in {given}: neither there nor in its {places} are {', '.join(parts)} side by side. Unpack it "
+        "there, or name the folder that has them."
     )
 
 
@@ -123,7 +123,7 @@ def _folders(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
-        raise LabError(f"{folder} cannot be read: {error.strerror or error}; unpack the dataset again") from error
+        raise LabError(f"{folder} cannot be read: {error.strerror or error}. Unpack the dataset again.") from error
 
 
 def _images(root: Path, folder: str, label: int) -> list[_Image]:
@@ -136,9 +136,9 @@ def _images(root: Path, folder: str, label: int) -> list[_Image]:
             ]
     except OSError as error:
         problem = error.strerror or error
-        raise LabError(f"{root / folder} cannot be read: {problem}; unpack the dataset again") from error
+        raise LabError(f"{root / folder} cannot be read: {problem}. Unpack the dataset again.") from error
     if not images:
-        raise LabError(f"there are no images (.JPEG) in {root / folder}; unpack the dataset again")
+        raise LabError(f"There are no images (.JPEG) in {root / folder}. Unpack the dataset again.")
     return sorted(images)
 
 
@@ -155,11 +155,11 @@ def _annotated(root: Path, names: list[str]) -> list[_Image]:
     for image in _images(root, "val/images", 0):
         name = annotated.pop(Path(image.path).name, None)
         if name not in labels:
-            said = "does not name it" if name is None else f"says {name!r}, which is no class"
-            raise LabError(f"the class of {root / image.path} is not known: {path} {said}; unpack the dataset again")
+            said = "does not name it" if name is None else f"says {name!r}, which is not a class"
+            raise LabError(f"The class of {root / image.path} is not known: {path} {said}. Unpack the dataset again.")
         images.append(image._replace(label=labels[name]))
     if annotated:
-        raise LabError(f"{path} names {next(iter(annotated))}, which is not in {root / 'val/images'}; unpack it again")
+        raise LabError(f"{path} names {next(iter(annotated))}, which is not in {root / 'val/images'}. Unpack it again.")
     return images
 
 
@@ -167,9 +167,9 @@ def _lines(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise LabError(f"{path} cannot be read: {error}; unpack the dataset again") from error
+        raise LabError(f"{path} cannot be read: {error}. Unpack the dataset again.") from error
     if not any(lines):
-        raise LabError(f"{path} is empty; unpack the dataset again")
+        raise LabError(f"{path} is empty. Unpack the dataset again.")
     return [line for line in lines if line]
 
 

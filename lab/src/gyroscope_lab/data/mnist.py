@@ -33,7 +33,7 @@ def mnist(folder: Path | str | None = None) -> Split:
 
     >>> mnist("no/such/folder")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: there is no folder no/such/folder to look for MNIST in; give one that exists
+    gyroscope_lab.errors.LabError: There is no folder no/such/folder to look for MNIST in. Give one that exists.
     """
     read = read_mnist(folder)
     return Split(
@@ -46,7 +46,7 @@ def read_mnist(folder: Path | str | None = None) -> Official:
 
     >>> read_mnist("no/such/folder")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: there is no folder no/such/folder to look for MNIST in; give one that exists
+    gyroscope_lab.errors.LabError: There is no folder no/such/folder to look for MNIST in. Give one that exists.
     """
     root = data_folder(folder, "MNIST")
     x_train, y_train = _part(root, "train")
@@ -59,7 +59,7 @@ def _part(root: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     x = read_idx(images, shape=[None, SIDE, SIDE])
     y = read_idx(labels, shape=[None]).long()
     if len(x) != len(y) or not len(x):
-        raise LabError(f"{images} holds {len(x):,} images and {labels} {len(y):,} labels; they do not belong together")
+        raise LabError(f"{images} holds {len(x):,} images and {labels} {len(y):,} labels. They do not belong together.")
     if int(y.max()) >= CLASSES:
         raise LabError(
             f"{labels} has a label {int(y.max())}; MNIST's are 0 to {CLASSES - 1}. Is it from another dataset?"
@@ -75,8 +75,8 @@ def _find(root: Path, name: str) -> Path:
             if (root / within / spelling).is_file():
                 return root / within / spelling
     raise LabError(
-        f"{name}, plain or .gz, is neither in {root} nor in its {', '.join(w for w in _WITHIN if w)}; "
-        "put MNIST's four files there, or name the folder that has them"
+        f"{name}, plain or .gz, is neither in {root} nor in its {', '.join(w for w in _WITHIN if w)}. "
+        "Put MNIST's four files there, or name the folder that has them."
     )
 
 
@@ -110,34 +110,34 @@ def read_idx(path: Path | str, *, shape: Sequence[int | None]) -> torch.Tensor:
             sizes = _sizes(path, header, shape)
             content = file.read(prod(sizes) + 1)
     except EOFError as error:
-        raise LabError(f"{path} is truncated: its compressed data ends early; fetch it again") from error
+        raise LabError(f"{path} is truncated: its compressed data ends early. Fetch it again.") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise LabError(f"{path} is damaged, or not compressed by gzip ({error}); fetch it again") from error
+        raise LabError(f"{path} is damaged, or not compressed by gzip ({error}). Fetch it again.") from error
     except OSError as error:
-        raise LabError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise LabError(f"{path} cannot be read: {error.strerror or error}.") from error
     if len(content) < prod(sizes):
         found = f"{prod(sizes):,} bytes should follow its header and {len(content):,} do"
-        raise LabError(f"{path} is truncated: {found}; fetch it again")
+        raise LabError(f"{path} is truncated: {found}. Fetch it again.")
     if len(content) > prod(sizes):
-        raise LabError(f"{path} is damaged: more than the {prod(sizes):,} bytes of its header follow; fetch it again")
+        raise LabError(f"{path} is damaged: more than the {prod(sizes):,} bytes of its header follow. Fetch it again.")
     return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).reshape(sizes).copy())
 
 
 def _sizes(path: Path, header: bytes, shape: Sequence[int | None]) -> list[int]:
     if len(header) < 4 or header[:2] != b"\0\0" or header[2] != _UNSIGNED_BYTES:
         begins = f"it begins with {header[:4].hex(' ')}" if header else "it is empty"
-        raise LabError(f"{path} is not an idx file of bytes: {begins}, not with 00 00 08; fetch it again")
+        raise LabError(f"{path} is not an idx file of bytes: {begins}, not with 00 00 08. Fetch it again.")
     if header[3] != len(shape):
         raise LabError(
             f"{path} has {header[3]} dimensions; {len(shape)} are expected: "
             "three for images (idx3), one for labels (idx1). Does it have the name of another file?"
         )
     if len(header) < 4 + 4 * len(shape):
-        raise LabError(f"{path} is truncated: it ends within its header; fetch it again")
+        raise LabError(f"{path} is truncated: it ends within its header. Fetch it again.")
     sizes = [int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(len(shape))]
     if any(wanted is not None and wanted != size for wanted, size in zip(shape, sizes, strict=True)):
         wanted = " × ".join("any" if size is None else str(size) for size in shape)
-        raise LabError(f"{path} holds an array of {' × '.join(map(str, sizes))}; {wanted} is expected")
+        raise LabError(f"{path} holds an array of {' × '.join(map(str, sizes))}; {wanted} is expected.")
     if prod(sizes) > _LARGEST:
-        raise LabError(f"{path} is damaged: its header claims {prod(sizes):,} bytes; fetch it again")
+        raise LabError(f"{path} is damaged: its header claims {prod(sizes):,} bytes. Fetch it again.")
     return sizes

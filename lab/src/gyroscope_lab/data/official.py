@@ -26,15 +26,15 @@ def data_folder(folder: Path | str | None, name: str) -> Path:
 
     >>> data_folder("no/such/folder", "MNIST")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: there is no folder no/such/folder to look for MNIST in; give one that exists
+    gyroscope_lab.errors.LabError: There is no folder no/such/folder to look for MNIST in. Give one that exists.
     """
     given = os.environ.get(DATA) if folder is None else folder
     if not given:
-        raise LabError(f"No folder was given for {name}. Give its folder, or set {DATA} to the folder of your datasets")
+        raise LabError(f"No folder was given for {name}. Give one, or set {DATA} to the folder of your datasets.")
     root = Path(given).expanduser()
     if not root.is_dir():
         named = f" ({DATA} names it)" if folder is None else ""
-        raise LabError(f"there is no folder {root}{named} to look for {name} in; give one that exists")
+        raise LabError(f"There is no folder {root}{named} to look for {name} in. Give one that exists.")
     return root
 
 
@@ -148,7 +148,7 @@ def _moments(counts: list[int]) -> tuple[float, float]:
     second = sum(count * value**2 for value, count in enumerate(counts))
     spread = n * second - first**2
     if not spread:
-        raise LabError("all pixels to train on are equal, so they cannot be divided by their standard deviation")
+        raise LabError("All pixels to train on are equal, so they cannot be divided by their standard deviation.")
     return first / n, sqrt(spread) / n
 
 
@@ -206,8 +206,8 @@ class Official:
         size = self.x_train[:1].nbytes * (len(train) + len(val))
         if not fits(size, "cpu"):
             raise LabError(
-                f"choosing examples of {self.name} copies {size / 1e9:.0f} GB, more than half of the free memory; "
-                "take all (validation=0, per_class=None), which are read from the disk as they are needed, or fewer"
+                f"Choosing examples of {self.name} copies {size / 1e9:.0f} GB, more than half of the free memory. "
+                "Take all (validation=0, per_class=None), which are read from the disk as they are needed, or fewer."
             )
         return Split(
             x_train=self.x_train[train],

@@ -17,7 +17,7 @@ def read_plain_pickle(content: bytes, *, name: str) -> object:
     """Return the content of a pickle: dictionaries, lists, tuples, strings, numbers and arrays of `uint8` only.
 
     A pickle is a program: it names functions and calls them. Here it finds only replacements, defined in this module,
-        for the four names that numpy puts into the pickle of an array. Any other name is rejected before it runs.
+    for the four names that numpy puts into the pickle of an array. Any other name is rejected before it runs.
     Strings of Python 2 come back as bytes, arrays as `PlainArray`.
 
     Args:
@@ -37,7 +37,7 @@ def read_plain_pickle(content: bytes, *, name: str) -> object:
     except Exception as error:
         # A damaged pickle can raise any error.
         raise LabError(
-            f"{name} is damaged, or not a pickle ({type(error).__name__}: {error}); fetch it again"
+            f"{name} is damaged, or not a pickle ({type(error).__name__}: {error}). Fetch it again."
         ) from error
 
 
@@ -155,9 +155,9 @@ class _Plain(pickle.Unpickler):
         if wanted not in _STAND_INS:
             raise LabError(
                 f"{self._name} is rejected: it asks for {wanted}, which no file of images needs and which could run "
-                "anything; delete it, and fetch it again from its publisher"
+                "anything. Delete it, and fetch it again from its publisher."
             )
         return _STAND_INS[wanted]
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise LabError(f"{self._name} is rejected: it asks for an object outside the file, {pid!r}; fetch it again")
+        raise LabError(f"{self._name} is rejected: it asks for an object outside the file, {pid!r}. Fetch it again.")

@@ -35,14 +35,14 @@ def read_text(path: Path | str) -> Text:
     path = Path(path)
     try:
         if path.stat().st_size > _LARGEST:
-            raise LabError(f"{path} has {path.stat().st_size:,} bytes; texts of at most {_LARGEST:,} can be read")
+            raise LabError(f"{path} has {path.stat().st_size:,} bytes; texts of at most {_LARGEST:,} can be read.")
         content = path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise LabError(f"{path} is not a text in UTF-8: {error}; is it compressed, or another file?") from error
+        raise LabError(f"{path} is not a text in UTF-8: {error}. Is it compressed, or another file?") from error
     except OSError as error:
-        raise LabError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise LabError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not content:
-        raise LabError(f"{path} is empty; fetch it again")
+        raise LabError(f"{path} is empty. Fetch it again.")
     # In UTF-32 each character is one number.
     codes, tokens = np.unique(np.frombuffer(content.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
     return Text(str(path), "".join(map(chr, codes)), torch.from_numpy(tokens.astype(np.int64)))
@@ -58,7 +58,7 @@ def read_shakespeare(folder: Path | str | None = None) -> Text:
 
     >>> read_shakespeare("no/such/folder")
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: there is no folder no/such/folder to look for tinyshakespeare in; give one that ...
+    gyroscope_lab.errors.LabError: There is no folder no/such/folder to look for tinyshakespeare in. Give one that ...
     """
     root = data_folder(folder, "tinyshakespeare")
     for within in _WITHIN:
@@ -66,8 +66,8 @@ def read_shakespeare(folder: Path | str | None = None) -> Text:
             if (root / within / name).is_file():
                 return read_text(root / within / name)
     raise LabError(
-        f"tinyshakespeare is not in {root}: looked there, and in its {_WITHIN[-1]}, for {' and '.join(_NAMES)}; put it "
-        "there, or name the folder that has it"
+        f"tinyshakespeare is not in {root}: looked there, and in its {_WITHIN[-1]}, for {' and '.join(_NAMES)}. Put it "
+        "there, or name the folder that has it."
     )
 
 
@@ -150,7 +150,7 @@ class Text:
         if not len(x_test) or not len(x):
             raise LabError(
                 f"{self.name} has {len(self.tokens):,} characters; the last tenth, to test on, is too short for a "
-                f"context of {context:,} and the next character. Ask for a shorter context, or give a longer text"
+                f"context of {context:,} and the next character. Ask for a shorter context, or give a longer text."
             )
         if not validation:
             return Split(x, y, x_test, y_test, classes=len(self.characters))

@@ -31,7 +31,7 @@ import gyroscope
 from gyroscope.base import whole_file
 from gyroscope.store import connect
 from gyroscope.store.schema import FILE as RUN
-from gyroscope.store.schema import beside
+from gyroscope.store.schema import sidecars
 from gyroscope_lab.engine.population import Deadline, run_population
 from gyroscope_lab.engine.run_one import Note, loaded
 from gyroscope_lab.errors import LabError
@@ -271,7 +271,7 @@ def _write(box: Box, archive: Archive, opened: datetime, device: str, left_out: 
                     if (folder / name).is_file() and one.trial.key not in left_out:
                         tar.add(folder / name, f"{_place(one.trial, archive)}/{name}", filter=_anonymous)
     except OSError as error:
-        raise LabError(f"{box.path} cannot be written ({error}); the trainings are in {archive.root}") from error
+        raise LabError(f"{box.path} cannot be written ({error}). The trainings are in {archive.root}.") from error
 
 
 def _left_out(trained: Sequence[Touched], archive: Archive, limit: float) -> set[str]:
@@ -319,7 +319,7 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _merge_log(file: Path) -> None:
     """Move what a run that was not closed has outside its file into it."""
-    if any(path.exists() for path in beside(file)):
+    if any(path.exists() for path in sidecars(file)):
         with suppress(sqlite3.Error):
             connection = connect(file, "rw")
             try:
@@ -391,7 +391,7 @@ def collect(path: Path | str, runs: Path | str, kept: Path | str) -> list[Collec
                 listed = _checked(tar, path)
                 tar.extractall(staged.root, filter="data")
         except (OSError, tarfile.TarError, EOFError) as error:
-            raise LabError(f"{path} cannot be read as the archive of a box ({error})") from error
+            raise LabError(f"{path} cannot be read as the archive of a box ({error}).") from error
         checked = [_read(about, trial, staged, path) for about, trial in listed]
         return [_merged(one, test, staged.folder(one.trial), archive, keeper) for one, test in checked]
 
@@ -401,17 +401,17 @@ def _checked(tar: tarfile.TarFile, path: Path) -> list[tuple[dict[str, Any], Tri
     members = tar.getmembers()
     # A sparse file may be small in the archive and expand to any size, so not even box.json is read.
     if sparse := [one.name for one in members if one.issparse()]:
-        raise LabError(f"{path} is not the archive of a box: {sparse[0]!r} is sparse; nothing was collected")
+        raise LabError(f"{path} is not the archive of a box: {sparse[0]!r} is sparse. Nothing was collected.")
     try:
         file = tar.extractfile(_BOX)
         assert file is not None
         about = json.load(file)
         if about["version"] != _VERSION:
-            raise LabError(f"{path} has version {about['version']}, and this Gyroscope reads version {_VERSION}")
+            raise LabError(f"{path} has version {about['version']}, and this Gyroscope reads version {_VERSION}.")
         listed = [(one, from_description(one["trial"])) for one in about["trials"]]
         folders = {one["folder"]: (one, trial) for one, trial in listed}
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError, LabError) as error:
-        raise LabError(f"{path} is not the archive of a box: its {_BOX} cannot be read ({error})") from error
+        raise LabError(f"{path} is not the archive of a box: its {_BOX} cannot be read ({error}).") from error
     accepted = {_BOX} | {f"{folder}/{name}" for folder in folders for name in _FILES}
     names = [member.name for member in members]
     foreign = [one.name for one in members if one.name not in accepted or not one.isreg() or names.count(one.name) > 1]
@@ -421,7 +421,7 @@ def _checked(tar: tarfile.TarFile, path: Path) -> list[tuple[dict[str, Any], Tri
             foreign.append(folder)
     if foreign or len(folders) != len(listed):
         said = f"it holds {foreign[0]!r}" if foreign else "it lists a folder twice"
-        raise LabError(f"{path} is not the archive of a box: {said}, which no box writes; nothing was collected")
+        raise LabError(f"{path} is not the archive of a box: {said}, which no box writes. Nothing was collected.")
     return listed
 
 
@@ -433,7 +433,7 @@ def _read(about: dict[str, Any], trial: Trial, staged: Archive, path: Path) -> t
         state = checkpoint.load(folder, key=trial.key)
         epochs = len(result.loss) if result is not None else 0 if state is None else int(state["epoch"])
     except (LabError, KeyError, TypeError, ValueError) as error:
-        raise LabError(f"{path} is damaged: {about['folder']} ({error}); nothing was collected") from error
+        raise LabError(f"{path} is damaged: {about['folder']} ({error}). Nothing was collected.") from error
     status: Status = "finished" if result is not None else "resumable" if state is not None else "started"
     reason = about.get("reason") if result is None else None
     return Touched(trial, "failed" if reason else status, epochs, float(about["seconds"]), reason), result
@@ -443,7 +443,7 @@ def _merged(one: Touched, result: Result | None, new: Path, archive: Archive, ke
     trial = one.trial
     with archive.claimed_if_free(trial) as folder:
         if folder is None:
-            raise LabError(f"{archive.folder(trial)} is being trained; collect again when that has ended")
+            raise LabError(f"{archive.folder(trial)} is being trained. Collect again when that has ended.")
         known, before = archive.result(trial), keeper.result(trial)
         there = {name for name in _FILES if (folder / name).exists()}
         if result is not None:
@@ -468,7 +468,7 @@ def _move(new: Path, folder: Path) -> None:
     """Replace the files of a training by those of another, the result last."""
     folder.mkdir(parents=True, exist_ok=True)
     # The journal of another run would be read as part of this run.
-    for path in (folder / _RESULT, *beside(folder / RUN)):
+    for path in (folder / _RESULT, *sidecars(folder / RUN)):
         path.unlink(missing_ok=True)
     for name in _FILES:
         if (new / name).exists():

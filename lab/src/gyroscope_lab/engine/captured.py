@@ -40,7 +40,7 @@ def compile_blocks(model: nn.Module) -> bool:
     return bool(blocks)
 
 
-def room_for_kinds() -> AbstractContextManager[Any]:
+def many_kinds() -> AbstractContextManager[Any]:
     """Allow many kinds of block to be compiled within this context."""
     # The names of torch 2.6, which later versions accept too.
     limits: AbstractContextManager[Any] = torch._dynamo.config.patch(
@@ -52,7 +52,7 @@ def room_for_kinds() -> AbstractContextManager[Any]:
 @contextmanager
 def _compiling() -> Iterator[None]:
     """Allow many kinds of block to be compiled; show warnings of the compiler even where warnings are errors."""
-    with room_for_kinds(), warnings.catch_warnings():
+    with many_kinds(), warnings.catch_warnings():
         warnings.simplefilter("default")
         yield
 
@@ -75,12 +75,12 @@ class Captured(Training):
         self, trial: Trial, split: Split, *, device: str = "cuda", compiled: bool | None = False, **options: Any
     ) -> None:
         if torch.device(device).type != "cuda":
-            raise LabError(f"steps are captured on CUDA devices; this training is on {device}")
+            raise LabError(f"Steps are captured on CUDA devices, got a training on {device}.")
         if not trial.recipe.capturable:
-            raise LabError(f"{trial.recipe.optimizer} cannot be captured; train it step by step")
+            raise LabError(f"{trial.recipe.optimizer} cannot be captured. Train it step by step.")
         self.stream = torch.cuda.current_stream(device)
         if self.stream == torch.cuda.default_stream(device):
-            raise LabError("a captured training needs a stream of its own; make it within torch.cuda.stream(...)")
+            raise LabError("A captured training needs a stream of its own. Make it within torch.cuda.stream(...).")
         super().__init__(trial, split, device=device, captured=True, **options)
         self._whole = trial.schedule.batch
         self._compiles = compiled is not False

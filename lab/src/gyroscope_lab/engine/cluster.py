@@ -132,7 +132,7 @@ def _seen(archive: Archive, trial: Trial) -> Result:
     while (result := archive.result(trial)) is None:
         if time.monotonic() > end:
             raise TrialError(
-                f"the result was written, but {archive.folder(trial)} has none; do the machines share that folder?"
+                f"The result was written, but {archive.folder(trial)} has none. Do the machines share that folder?"
             )
         time.sleep(0.2)
     return result
@@ -313,7 +313,7 @@ def imported() -> Any:
         return import_module("ray")
     except ImportError:
         raise MissingExtraError(
-            "the engine 'ray' needs Ray, which is not installed: pip install 'gyroscope-lab[ray]'"
+            "The engine 'ray' needs Ray, which is not installed: pip install 'gyroscope-lab[ray]'"
         ) from None
 
 
@@ -334,8 +334,8 @@ def connected(ray: Any) -> Iterator[None]:
         except OSError as error:
             if address:
                 raise LabError(
-                    f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); start it, set RAY_AUTH_MODE=token if "
-                    "it asks for one, or unset RAY_ADDRESS to use this machine alone"
+                    f"No Ray cluster answers at RAY_ADDRESS={address} ({error}). Start it, set RAY_AUTH_MODE=token if "
+                    "it asks for one, or unset RAY_ADDRESS to use this machine alone."
                 ) from error
             ray.init(address="local", **quiet)  # the cluster that `ray start` started here no longer exists
         yield
@@ -365,7 +365,7 @@ def _knock(address: str) -> None:
 Parcel = dict[str, bytes]
 
 # Files that an interrupted training may have left; a database must not be read with the journal of another.
-_LEFT = (checkpoint.FILE, schema.FILE, *(path.name for path in schema.beside(Path(schema.FILE))))
+_LEFT = (checkpoint.FILE, schema.FILE, *(path.name for path in schema.sidecars(Path(schema.FILE))))
 
 
 def _pack(folder: Path) -> Parcel:

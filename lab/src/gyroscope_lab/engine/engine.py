@@ -101,7 +101,7 @@ def run_trials(
     lost = [trial.slug for trial, result in zip(trials, results, strict=True) if result is None]
     if lost:
         raise TrialError(
-            f"the results of {', '.join(lost)} are not in {archive.root}; were they deleted during the run?"
+            f"The results of {', '.join(lost)} are not in {archive.root}. Were they deleted during the run?"
         )
     return [result for result in results if result is not None]
 
@@ -157,7 +157,7 @@ def run_in_workers(
                     waiting = [t for t in waiting if t not in ready]
                 elif not futures:
                     said = ", ".join(trial.recipe.name for trial in waiting)
-                    raise LabError(f"{said}: the trial to copy has no result, and is not among the trials to run")
+                    raise LabError(f"{said}: the trial to copy has no result, and is not among the trials to run.")
                 done, _ = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
                 while receiving.poll():
                     on_note(receiving.recv())
@@ -168,7 +168,7 @@ def run_in_workers(
                 worker.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
-                raise TrialError("a worker process was killed, or ran out of memory; try one job") from error
+                raise TrialError("A worker process was killed, or ran out of memory. Try one job.") from error
             raise
         finally:
             sending.close()

@@ -136,7 +136,7 @@ class Lab:
         if missing and self.known:
             raise LabError(
                 f"{len(missing)} of the {len(mine)} trainings that the study needs are not in {self.archive.root}, "
-                f"such as {missing[0].slug}; leave --known out to train them"
+                f"such as {missing[0].slug}. Leave --known out to train them."
             )
         if missing:
             self.on_begin(missing)

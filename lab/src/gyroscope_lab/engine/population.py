@@ -73,7 +73,7 @@ class Deadline:
         return self.at - time.monotonic()
 
     def stop(self, within: float) -> None:
-        """End earlier: begin no further training, and end the running ones `within` so many seconds."""
+        """End earlier: begin no further training, and end the running ones within `within` seconds."""
         self.at, self.stopped = min(self.at, time.monotonic() + within), True
 
 
@@ -108,8 +108,8 @@ def run_population(
     """Train all of `trials`, up to `at_once` side by side, and keep their results in `archive`.
 
     Small networks leave most of a large GPU idle: a step is hundreds of kernels, and each fills a few of its
-        processors. Trials that share a GPU take turns. No trial waits for another, and none changes the result of
-        another.
+    processors. Trials that share a GPU take turns. No trial waits for another, and none changes the result of
+    another.
 
     A trial that does not fit into memory with the others is tried again when one of them has ended.
 
@@ -141,7 +141,7 @@ def run_population(
     [True, True]
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise LabError("the engine 'population' needs a GPU, and there is none; use the engine 'workers'")
+        raise LabError("The engine 'population' needs a GPU, and there is none. Use the engine 'workers'.")
     deadline = until if isinstance(until, Deadline) else Deadline(inf if until is None else until)
     told = on_failed or (lambda trial, why: None)
     population = _Population(trials, load, archive, at_once, device, compiled, deadline, on_epoch, on_done, told)

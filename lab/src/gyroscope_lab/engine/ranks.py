@@ -39,11 +39,11 @@ def process_group(*, cuda: bool = False) -> Iterator[str]:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if cuda and local >= torch.cuda.device_count():
         raise LabError(
-            f"process {local} of this machine has no GPU of its own: torch sees {torch.cuda.device_count()}. Start at "
-            "most that many processes (torchrun --nproc-per-node), or train on CPUs"
+            f"Process {local} of this machine has no GPU of its own: torch sees {torch.cuda.device_count()}. Start at "
+            "most that many processes (torchrun --nproc-per-node), or train on CPUs."
         )
     if "MASTER_ADDR" not in os.environ:
-        raise LabError("there is no process group; start with torchrun --nproc-per-node 2 -m gyroscope_lab train")
+        raise LabError("There is no process group. Start with torchrun --nproc-per-node 2 -m gyroscope_lab train.")
     device = f"cuda:{local}" if cuda else "cpu"
     if cuda:
         torch.cuda.set_device(device)

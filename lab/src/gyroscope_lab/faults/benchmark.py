@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a case.
+    """The outcome of a case.
 
     Attributes:
         case: the training.

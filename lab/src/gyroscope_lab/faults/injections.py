@@ -27,20 +27,20 @@ class Scene:
     """A training that is about to begin.
 
     Attributes:
-        network: what is trained.
-        seed: of weights and batches.
+        network: the network that is trained.
+        seed: the seed of weights and batches.
         model: the network.
         names: its layers, in forward order.
-        batches: what it is trained on.
-        loss: from outputs and targets.
-        build: the optimizer, or several, from the model.
-        optimizers: made by `build`, once the model is as it shall be.
-        rate: the factor of the learning rate at a step.
+        batches: the batches it is trained on.
+        loss: the loss of (outputs, targets).
+        build: returns the optimizer, or several, for a model.
+        optimizers: the result of `build`, once the model is final.
+        rate: returns the factor on the learning rate at a step.
         clip: the largest norm of all gradients.
         clears: whether gradients are cleared before each backward pass.
         ranks: the number of data-parallel processes that train.
-        forward: what the forward pass calls instead of the model.
-        after_backward, before_step, after_step: what else happens, given the step.
+        forward: the module that the forward pass calls instead of the model.
+        after_backward, before_step, after_step: functions of the step, called at these points.
         trains: called before each forward pass; sets the mode of modules.
     """
 
@@ -124,11 +124,11 @@ def accuracy(it: Scene) -> float:
 
 @dataclass(frozen=True)
 class Injected:
-    """What a fault did to a scene.
+    """The place and the time of a fault in a scene.
 
     Attributes:
-        layers: those a diagnosis should name first, any of them; empty where no layer is to blame.
-        since: the step it began at; None where it was there from the beginning.
+        layers: the layers of which a diagnosis should name any one first; empty if no layer is to blame.
+        since: the step at which it began; None if it was there from the beginning.
     """
 
     layers: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ class Fault:
     """A fault and the answer that is expected.
 
     Attributes:
-        name: of the fault.
+        name: the name of the fault.
         family: "updates", "structure" or "data".
         inject: changes a scene; None where the network has no place for it.
         accepted: the kinds of finding that answer it, its consequences included; fixed before any was scored.

@@ -24,15 +24,15 @@ class Network:
     """A network, its data and the recipe that trains it well.
 
     Attributes:
-        name: of the network.
-        make: the model, from a seed.
-        data: inputs and targets, all of them.
-        optimizer: from parameter groups.
-        steps: how long it trains.
+        name: the name of the network.
+        make: returns the model for a seed.
+        data: returns all inputs and targets.
+        optimizer: returns the optimizer for parameter groups.
+        steps: the number of steps.
         batch: examples per step.
         warmup: steps over which the learning rate grows from a tenth.
         clip: the largest norm of all gradients together; None for no clipping.
-        held_out: whether no threshold has seen it.
+        held_out: whether no threshold was set by looking at it.
     """
 
     name: str

@@ -45,7 +45,7 @@ class Report:
         network: the network it is put into.
         prepare: changes a scene; with the bug if told so, else as the fix of the report does.
         accepted: the kinds of finding that answer it, its consequences included; empty where no kind does.
-        inside: whether the bug changes the training; else only what happens before or beside it.
+        inside: whether the bug changes the training; otherwise only what happens before or around it.
         ranks: the number of processes that train.
     """
 
@@ -308,7 +308,7 @@ def _in_float32(module: nn.Linear) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-# Before the training, or beside it
+# Before the training, or around it
 
 
 @_report(
@@ -357,12 +357,12 @@ Alarms = tuple[tuple[str, tuple[str, ...], int | None], ...]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the diagnosis of one training says.
+    """The diagnosis of one training.
 
     Attributes:
         report: the name of the report.
         faulty: whether the bug was in it; False for its twin.
-        seed: of weights and batches.
+        seed: the seed of weights and batches.
         accuracy: the share of right answers on examples that were not trained on.
         alarms: kind, layers and step of each alarm, the first one first, from a run with its loss.
         alarms_default: the same, without the loss.
@@ -385,8 +385,8 @@ def verdict(name: str, seed: int, *, faulty: bool, steps: int | None = None) -> 
     """Train a report or its twin under `watch`, and diagnose the run.
 
     Args:
-        name: of the report.
-        seed: of weights and batches.
+        name: the name of the report.
+        seed: the seed of weights and batches.
         faulty: whether the bug is in it.
         steps: how long to train; by default as long as the network's recipe says.
     """

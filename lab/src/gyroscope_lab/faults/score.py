@@ -77,7 +77,7 @@ def score(outcomes: Iterable[Outcome], shows: Callable[[Case], bool], *, with_lo
     """Return the scores of a diagnosis.
 
     Args:
-        outcomes: what came out.
+        outcomes: the outcomes of cases.
         shows: whether a fault costs accuracy in its network; see `showing`.
         with_loss: score the alarms of runs with their loss, or those of the same runs without it.
     """

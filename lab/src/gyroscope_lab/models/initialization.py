@@ -21,8 +21,7 @@ def he_uniform_(weight: torch.Tensor, *, generator: torch.Generator) -> torch.Te
     """Fill `weight` in place from U(−b, b), b = √(6 / fan_in), Keras's `he_uniform`.
 
     fan_in is the number of inputs that each output sums over: the product of all dimensions except the first. PyTorch's
-        own
-    default for convolutions and linear layers has b = √(1 / fan_in), which shrinks the signal.
+    own default for convolutions and linear layers has b = √(1 / fan_in), which shrinks the signal.
 
     >>> import torch
     >>> weight = he_uniform_(torch.empty(64, 6), generator=torch.Generator().manual_seed(0))

@@ -73,7 +73,7 @@ def mlp(
     if gain not in ("ones", "uniform"):
         raise LabError(f"`gain` must be 'ones' or 'uniform', got {gain!r}.")
     if (affine and not batch_norm) or (gain == "uniform" and not affine):
-        raise LabError("affine=True needs batch_norm=True, and gain='uniform' needs affine=True")
+        raise LabError("affine=True needs batch_norm=True, and gain='uniform' needs affine=True.")
     if activation not in ("relu", "linear"):
         raise LabError(f"`activation` must be 'relu' or 'linear', got {activation!r}.")
     if init not in INITIALIZERS:

@@ -69,8 +69,8 @@ def make(name: str, *, seed: int, **options: Any) -> nn.Module:
     accepted = list(defaults(name))
     unknown = [option for option in options if option not in accepted]
     if unknown:
-        said = f"its options are: {', '.join(accepted)}" if accepted else "it has none"
-        raise LabError(f"model {name!r} has no option {', '.join(unknown)}; {said}")
+        said = f"Its options are {', '.join(accepted)}." if accepted else "It has none."
+        raise LabError(f"The model {name!r} has no option {', '.join(unknown)}. {said}")
     _require_kinds(name, builder, {"seed": seed} | options)
     return builder(int(seed), **fields, **options)
 

@@ -64,10 +64,10 @@ class BasicBlock(Block):
     """y = ReLU(BN(W₂ ∗ ReLU(BN(W₁ ∗ x))) + s(x)), with s the identity or a shortcut that changes the shape.
 
     Args:
-        channels: those of x.
-        width: those of y.
-        stride: of the first convolution: 2 halves the image.
-        norm: makes a normalization of so many channels.
+        channels: the number of channels of x.
+        width: the number of channels of y.
+        stride: the stride of the first convolution; 2 halves the image.
+        norm: returns a normalization for a number of channels.
         projection: True for a 1×1 convolution as the shortcut that changes the shape (its weight is registered and used
             after the block's own); False for one without weights (`PaddedShortcut`).
         same: True for strided convolutions padded as in TensorFlow (`SamePad`).
@@ -109,10 +109,10 @@ class PreactBlock(Block):
     """y = W₂ ∗ ReLU(BN(W₁ ∗ p)) + s(x), p = ReLU(BN(x)); s(p) replaces s(x) if the shortcut is `shared`.
 
     Args:
-        channels: those of x.
-        width: those of y.
-        stride: of the first convolution: 2 halves the image.
-        norm: makes a normalization of so many channels.
+        channels: the number of channels of x.
+        width: the number of channels of y.
+        stride: the stride of the first convolution; 2 halves the image.
+        norm: returns a normalization for a number of channels.
         projection: True for a 1×1 convolution as the shortcut that changes the shape, as in `BasicBlock`.
         shared: True for a shortcut that starts from p.
         dropout: the share of activations dropped before the second convolution, in training.

@@ -176,7 +176,7 @@ def preresnet(
     Shortcuts, normalization and initialization are those of the conditioning paper's ResNet (`resnet`).
 
     Args:
-        seed: of the weights.
+        seed: the seed of the weights.
         depth: 6n + 2: the number of 3×3 convolutions and the classifier.
         classes: the number of outputs.
         channels: the number of channels of the images.
@@ -244,7 +244,7 @@ def wrn(
     gain and no bias, no layer has a bias, and kernels start glorot_uniform, Keras's default.
 
     Args:
-        seed: of the weights.
+        seed: the seed of the weights.
         depth: 6n + 4: the number of convolutions, including one in the shortcut of each stage's first block.
         width: the width as a multiple of a ResNet's.
         classes: the number of outputs.

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gyroscope.base.accepted import choice
 from gyroscope.control.preconditioners.affine_layers import Cohort, Parts, Place, Shelf, joined, shelves, split
 from gyroscope.control.preconditioners.observer import Labels
-from gyroscope.control.preconditioners.preconditioner import Preconditioner, check_number
+from gyroscope.control.preconditioners.preconditioner import Preconditioner
 from gyroscope.control.preconditioners.running import Counts
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.likelihood import Loss
-from gyroscope.theory.domains import count
+from gyroscope.theory.domains import count, fraction, nonnegative
 
 Tikhonov = Literal["factored", "exact"]
 
@@ -319,16 +320,13 @@ class KFAC(Preconditioner[Factors]):
         largest: int = 8192,
         seed: int = 0,
     ) -> None:
-        check_number("damping", damping)
-        check_number("decay", decay, below=1.0)
+        nonnegative("damping", damping, hint="1e-3")
+        fraction("decay", decay, hint="0.95")
         self.decompose_every = count("decompose_every", decompose_every, least=1)
         self.largest = count("largest", largest, least=1)
         if clip is not None:
-            check_number("clip", clip)
-        if tikhonov not in get_args(Tikhonov):
-            raise DynamicsError(
-                f"`tikhonov` must be one of {', '.join(map(repr, get_args(Tikhonov)))}, got {tikhonov!r}."
-            )
+            nonnegative("clip", clip, hint="1e-3")
+        choice(tikhonov, "tikhonov", get_args(Tikhonov), DynamicsError)
         self.damping, self.tikhonov, self.clip = damping, tikhonov, clip
 
         def factors(found: Sequence[Place]) -> Factors:

@@ -6,7 +6,6 @@ preconditioned (equation 27 of Grosse's chapter 5). The gradients are restored a
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base import accepted
-from gyroscope.base.accepted import real
 from gyroscope.base.hooks import is_capturing
 from gyroscope.control.preconditioners.affine_layers import Parts, Place, places
 from gyroscope.control.preconditioners.observer import Labels, Observer, Statistics
@@ -99,7 +97,7 @@ class Preconditioner(Wrapper, Generic[R]):
                     f"Preconditioners work in one process, since ranks do not share statistics; got {ranks}."
                 )
         found, self.unsupported = places(model)
-        if not biases:
+        if not accepted.flag(biases, "biases", DynamicsError):
             found = tuple(replace(place, biased=False) for place in found)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for place in found:
@@ -237,10 +235,3 @@ class Preconditioner(Wrapper, Generic[R]):
             for p, key in zip(mine["params"], saved["params"], strict=True)
         }
         return {i: of[id(place.module.weight)] for i, place in enumerate(self._places)}
-
-
-def check_number(name: str, given: Any, *, below: float = math.inf) -> None:
-    """Reject what is not a finite number >= 0 and below `below`."""
-    if not 0 <= real(given) < below:
-        bound = "" if below == math.inf else f" and below {below:g}"
-        raise DynamicsError(f"`{name}` must be a finite number >= 0{bound}, got {given!r}.")

@@ -26,10 +26,11 @@ from gyroscope.control.preconditioners.affine_layers import (
     windows,
 )
 from gyroscope.control.preconditioners.observer import Labels
-from gyroscope.control.preconditioners.preconditioner import Exchange, Preconditioner, check_number
+from gyroscope.control.preconditioners.preconditioner import Exchange, Preconditioner
 from gyroscope.control.preconditioners.running import Averages, Spreads, mixed, noise, refuse_in_a_graph
 from gyroscope.errors import DynamicsError
 from gyroscope.passes.likelihood import Loss
+from gyroscope.theory.domains import fraction, nonnegative
 from gyroscope.vectors import backend
 
 if TYPE_CHECKING:
@@ -352,8 +353,8 @@ class QuasiDiagonal(Preconditioner[Moments]):
         every: int = 1,
         seed: int = 0,
     ) -> None:
-        check_number("damping", damping)
-        check_number("decay", decay, below=1.0)
+        nonnegative("damping", damping, hint="0.1")
+        fraction("decay", decay, hint="0.95")
         if labels is None and loss is not None:
             raise DynamicsError(
                 f"`loss` must be None with labels=None, which does not use it, got {loss!r}. Try labels='sampled', "
