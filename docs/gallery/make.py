@@ -401,7 +401,7 @@ def not_finite(runs: Path) -> tuple[Figure, Run | None]:
     losses(figure.axes[0], {"": run})
     figure.axes[0].axvline(at, color="#8c1d18", linestyle=":", linewidth=1)
     ax, steps = figure.axes[1], range(at - 6, at + 7)
-    for row, color in enumerate(drawing.depth_colours(len(run.layers))):
+    for row, color in enumerate(drawing.depth_colors(len(run.layers))):
         known = [step for step in steps if np.isfinite(norms[step, row])]
         lost = [step for step in steps if step not in known]
         ax.plot(known, len(known) * [row], "s", color=color, markersize=9)

@@ -5,8 +5,8 @@ from gyroscope.figures.save import save
 
 
 @pytest.fixture(autouse=True)
-def _a_wide_terminal_without_colours(monkeypatch):
-    """What is printed depends on the environment, where words may be broken and colours stand between them."""
+def _a_wide_terminal_without_colors(monkeypatch):
+    """What is printed depends on the environment, where words may be broken and colors stand between them."""
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)

@@ -382,7 +382,7 @@ def test_what_a_module_remembers_of_its_last_pass_is_not_ours() -> None:
     assert model.last is last
 
 
-class Centre(nn.Module):
+class Center(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(5))
@@ -391,17 +391,17 @@ class Centre(nn.Module):
         return self.weight * (x - x.mean(0))
 
 
-class CentredByHand(nn.Module):
+class CenteredByHand(nn.Module):
     def __init__(self, norm: nn.Module | None = None) -> None:
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(4, 5), norm or Centre(), nn.Linear(5, 3)
+        self.first, self.norm, self.last = nn.Linear(4, 5), norm or Center(), nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.0])
-@pytest.mark.parametrize("make", [CentredByHand, lambda: CentredByHand(nn.BatchNorm1d(5))], ids=["own", "torch"])
+@pytest.mark.parametrize("make", [CenteredByHand, lambda: CenteredByHand(nn.BatchNorm1d(5))], ids=["own", "torch"])
 def test_batch_statistics_are_found_out_whoever_takes_them(make: Callable[[], nn.Module], gain: float) -> None:
     model, x = seeded(make), normal(N, 4)
     nn.init.constant_(model.norm.weight, gain)  # behind a gain of zero the output does not depend on the batch

@@ -59,13 +59,13 @@ def test_predicted_vectors_are_m_kron_v_in_the_order_of_the_columns_of_the_weigh
         torch.testing.assert_close(G @ vec, value * vec)
 
 
-def test_centring_the_activations_takes_the_outliers_away():
+def test_centering_the_activations_takes_the_outliers_away():
     m = torch.tensor([4.0, -3.0, 5.0], dtype=torch.float64)
     net, x = linear_net(m, bias=True), unit_design(m)
     y = torch.zeros(len(x), 3, dtype=torch.float64)
-    uncentred, centred = (outliers(net, F.mse_loss, (given, y), "0") for given in (x, x - m + 1e-3))
-    assert uncentred.measured[0] / centred.measured[0] == pytest.approx(uncentred.nu / centred.nu, rel=1e-9)
-    assert centred.nu < 1 + 1e-5
+    uncentered, centered = (outliers(net, F.mse_loss, (given, y), "0") for given in (x, x - m + 1e-3))
+    assert uncentered.measured[0] / centered.measured[0] == pytest.approx(uncentered.nu / centered.nu, rel=1e-9)
+    assert centered.nu < 1 + 1e-5
 
 
 def test_outliers_of_a_hidden_relu_layer_with_a_large_mean_are_nearly_those_predicted():

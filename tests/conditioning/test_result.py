@@ -89,9 +89,9 @@ def result(*entries: LayerConditioning, p: tuple[float, ...] = (0.5, 1.0), **cha
     return Conditioning(entries or (made(),), p, **given | changes)
 
 
-def rendered(found: Conditioning, width: int, *, colour: bool = False) -> str:
+def rendered(found: Conditioning, width: int, *, color: bool = False) -> str:
     file = io.StringIO()
-    Console(file=file, width=width, color_system="truecolor" if colour else None, force_terminal=colour).print(found)
+    Console(file=file, width=width, color_system="truecolor" if color else None, force_terminal=color).print(found)
     return file.getvalue()
 
 
@@ -232,10 +232,10 @@ def test_without_pandas_or_rich_the_extra_is_named(plain: Conditioning, monkeypa
 WIDTHS = [60, 80, 200]
 
 
-@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("color", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_names_with_brackets_are_shown_as_they_are(odd: Conditioning, width: int, colour: bool) -> None:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", rendered(odd, width, colour=colour))
+def test_names_with_brackets_are_shown_as_they_are(odd: Conditioning, width: int, color: bool) -> None:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", rendered(odd, width, color=color))
     for name in odd.layers:
         assert name in text
         assert name in str(odd)

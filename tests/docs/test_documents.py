@@ -117,7 +117,7 @@ def test_the_table_of_normalizers_says_what_is_measured():
     page = (ROOT / "docs" / "dynamics.md").read_text()
     table = re.search(r"<!-- normalizers -->\n(.*?)<!-- end normalizers -->", page, re.DOTALL).group(1)
     words = {"unit": "per unit", "tensor": "as a whole", True: "yes", False: "no"}
-    columns = ("normalizer", "scale_invariant", "centring", "stochastic")
+    columns = ("normalizer", "scale_invariant", "centering", "stochastic")
     measured = [[words.get(row[column], row[column]) for column in columns] for row in comparison()]
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]] == measured
 

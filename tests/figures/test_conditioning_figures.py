@@ -88,17 +88,17 @@ def test_the_panels_over_depth_show_the_rows_of_the_conditioning():
         assert {above.get_yscale(), below.get_yscale()} == {"log"}
 
 
-def test_of_one_network_each_p_has_a_colour_and_a_marker_and_the_largest_eigenvalue_neither():
+def test_of_one_network_each_p_has_a_color_and_a_marker_and_the_largest_eigenvalue_neither():
     figure = conditioning_by_layer(conditioning(mlp(4), 256))
     lines = curves_of(figure.axes[3])
-    colours = {line.get_color() for line in lines}
-    assert len(colours) == 5
-    assert curves_of(figure.axes[0])[0].get_color() not in colours
+    colors = {line.get_color() for line in lines}
+    assert len(colors) == 5
+    assert curves_of(figure.axes[0])[0].get_color() not in colors
     assert legend(figure)[:5] == ["p = 10 %", "p = 25 %", "p = 50 %", "p = 75 %", "p = 100 %"]
     assert len({handle.get_marker() for handle in figure.legends[0].legend_handles}) >= 5
 
 
-def test_several_networks_have_colours_of_their_own_and_dashes_for_p():
+def test_several_networks_have_colors_of_their_own_and_dashes_for_p():
     found = {"plain": conditioning(mlp(4), 256), "other": conditioning(mlp(4, seed=1), 256)}
     figure = conditioning_by_layer(found)
     plain, other = curves_of(figure.axes[0])

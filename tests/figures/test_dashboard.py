@@ -66,7 +66,7 @@ def test_the_header_names_the_run_its_size_and_its_last_scalars():
     )
 
 
-def test_a_few_layers_are_named_once_and_many_have_one_colour_bar():
+def test_a_few_layers_are_named_once_and_many_have_one_color_bar():
     few, many = dashboard(example_run(3, 5)), dashboard(example_run(34, 5))
     [legend] = few.legends
     assert texts(legend) == ["block1.conv1", "block1.conv2", "block2.conv1"]
@@ -92,7 +92,7 @@ def test_losses_are_on_the_left_and_accuracies_on_the_right_from_zero_to_one():
     assert [line.get_label() for line in twin.lines] == ["train_accuracy", "test_accuracy"]
     assert twin.get_ylim() == (0, 1)
     styles = {(line.get_linestyle(), line.get_color()) for line in (*ax.lines, *twin.lines)}
-    assert len({style for style, _ in styles}) == len({colour for _, colour in styles}) == 3
+    assert len({style for style, _ in styles}) == len({color for _, color in styles}) == 3
 
 
 def test_accuracies_in_percent_go_to_a_hundred_and_gaps_are_bridged():

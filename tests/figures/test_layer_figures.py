@@ -26,7 +26,7 @@ def test_three_steps_over_the_run_are_shown_unless_others_are_asked_for():
     assert texts(moment_percentiles(moments(), steps=[900, 3]).get_legend()) == ["step 1,000", "step 0"]
 
 
-def test_steps_are_told_apart_by_marker_as_well_as_by_colour():
+def test_steps_are_told_apart_by_marker_as_well_as_by_color():
     lines = [line for line in moment_percentiles(example_run()).lines if line.get_marker() in "os^"]
     assert len({line.get_marker() for line in lines}) == 3
     assert len({line.get_color() for line in lines}) == 3

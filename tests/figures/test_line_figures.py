@@ -29,7 +29,7 @@ def predicting(monkeypatch):
 
 
 @pytest.mark.parametrize("layers", [3, 34, 1202])
-def test_there_is_one_line_a_layer_coloured_by_depth(layers):
+def test_there_is_one_line_a_layer_colored_by_depth(layers):
     run = example_run(layers=layers, steps=150)
     for ax in (rates(run, predictions=False), norms(run, "gradient"), curves(run, "update_ratio")):
         assert len(ax.lines) == layers

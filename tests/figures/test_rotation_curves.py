@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 
 from figures.made import example_run, run_of, texts
 from gyroscope.figures import rotation_curves
-from gyroscope.figures.drawing import depth_colours
+from gyroscope.figures.drawing import depth_colors
 
 CURVES = np.array([[0.0, 0.0, 0.0], [0.1, 0.2, 0.3], [0.4, 0.5, 0.9]])
 
 
-def luminance(colour):
-    return float(np.dot(to_rgb(colour), [0.2126, 0.7152, 0.0722]))
+def luminance(color):
+    return float(np.dot(to_rgb(color), [0.2126, 0.7152, 0.0722]))
 
 
 def test_one_line_a_layer_through_its_values():
@@ -32,13 +32,13 @@ def test_axes_span_zero_to_one_and_the_times():
 
 
 def test_lines_go_from_dark_to_light_with_depth():
-    colours = [luminance(line.get_color()) for line in rotation_curves(np.zeros((2, 7))).lines]
-    assert colours == sorted(colours)
-    assert len(set(colours)) == 7
+    colors = [luminance(line.get_color()) for line in rotation_curves(np.zeros((2, 7))).lines]
+    assert colors == sorted(colors)
+    assert len(set(colors)) == 7
 
 
-def test_colours_start_at_viridis_dark_end_and_stop_short_of_its_yellow():
-    first, *_, last = depth_colours(5)
+def test_colors_start_at_viridis_dark_end_and_stop_short_of_its_yellow():
+    first, *_, last = depth_colors(5)
     viridis = matplotlib.colormaps["viridis"]
     assert first == pytest.approx(viridis(0.0))
     assert luminance(last) < luminance(viridis(1.0)) - 0.05
@@ -101,12 +101,12 @@ def test_the_axis_goes_beyond_one_only_if_a_layer_does():
 def test_a_few_layers_are_named_first_to_last():
     legend = rotation_curves(example_run(layers=3)).get_legend()
     assert texts(legend) == ["block1.conv1", "block1.conv2", "block2.conv1"]
-    colours = [luminance(handle.get_color()) for handle in legend.legend_handles]
-    assert colours == sorted(colours)
+    colors = [luminance(handle.get_color()) for handle in legend.legend_handles]
+    assert colors == sorted(colors)
 
 
 @pytest.mark.parametrize(("layers", "ticks"), [(34, ["1", "34"]), (1202, ["1", "1,202"])])
-def test_many_layers_are_numbered_from_the_top_of_a_colour_bar(layers, ticks):
+def test_many_layers_are_numbered_from_the_top_of_a_color_bar(layers, ticks):
     ax = rotation_curves(example_run(layers=layers, steps=5))
     bar = ax.figure.axes[-1]
     assert ax.get_legend() is None

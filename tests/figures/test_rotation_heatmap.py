@@ -12,7 +12,7 @@ def drawn(run, **settings):
     return rotation_heatmap(run, **settings).images[0]
 
 
-def colour_at(image, step, layer):
+def color_at(image, step, layer):
     """The value shown at a place of the picture."""
     left, right, bottom, top = image.get_extent()
     values = np.ma.filled(image.get_array(), np.nan)
@@ -29,14 +29,14 @@ def test_a_row_is_a_layer_and_a_column_a_step_with_the_first_layer_on_top(layers
     assert image.origin == "upper"
 
 
-def test_rotation_is_coloured_from_zero_to_one_or_to_less_where_all_is_less():
+def test_rotation_is_colored_from_zero_to_one_or_to_less_where_all_is_less():
     assert drawn(run_of(rotation=[[0.0], [0.6]])).get_clim() == (0, 1)
     assert drawn(run_of(rotation=[[0.0], [0.04]])).get_clim() == (0, 0.05)
     assert drawn(run_of(rotation=[[0.0], [0.04]]), limits=(0, 1)).get_clim() == (0, 1)
     assert drawn(run_of(rotation=[[0.0], [1.7]])).get_clim() == pytest.approx((0, 1.7))
 
 
-def test_an_end_of_the_colours_that_is_not_given_is_what_suits_the_quantity():
+def test_an_end_of_the_colors_that_is_not_given_is_what_suits_the_quantity():
     run = run_of(rotation=[[0.0], [0.04]])
     assert drawn(run, limits=(None, 1)).get_clim() == (0, 1)
     assert drawn(run, limits=[np.float32(0.03125), None]).get_clim() == (0.03125, 0.05)
@@ -55,9 +55,9 @@ def test_uneven_steps_are_where_they_belong():
     assert tuple(image.get_extent()) == (-0.5, 1000.5, 1.5, -0.5)
     for row, step in enumerate(steps):
         if step > 1:  # finer than a column
-            assert colour_at(image, step, 1) == pytest.approx(rotation[row, 1])
-    assert colour_at(image, 54, 0) == pytest.approx(rotation[2, 0])
-    assert colour_at(image, 57, 0) == pytest.approx(rotation[3, 0])
+            assert color_at(image, step, 1) == pytest.approx(rotation[row, 1])
+    assert color_at(image, 54, 0) == pytest.approx(rotation[2, 0])
+    assert color_at(image, 57, 0) == pytest.approx(rotation[3, 0])
 
 
 def test_ten_thousand_steps_become_a_thousand_columns_up_to_the_last():
@@ -82,7 +82,7 @@ def test_norms_and_rates_are_on_a_logarithmic_scale_where_zero_is_the_smallest()
     assert image.get_array()[0, 0] == pytest.approx(0.01)
 
 
-def test_the_colour_bar_names_the_quantity():
+def test_the_color_bar_names_the_quantity():
     ax = rotation_heatmap(example_run(), quantity="update_ratio")
     assert ax.figure.axes[-1].get_ylabel() == "update ratio ‖Δw‖/‖w‖"
 

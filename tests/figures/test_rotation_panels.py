@@ -47,7 +47,7 @@ def test_every_column_has_epochs_under_its_lowest_panel():
     assert labeled == [False] * 2 + [True] * 5
 
 
-def test_the_colour_bar_explains_depth():
+def test_the_color_bar_explains_depth():
     figure = rotation_panels(panels(2))
     assert figure.axes[-1].get_ylabel() == "layer: first → last"
 

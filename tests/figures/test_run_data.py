@@ -86,7 +86,7 @@ def test_reading_a_run_does_not_change_it():
     assert run.series("rate").tolist() == [[np.inf, 1.0]]
 
 
-def test_layers_are_chosen_by_patterns_and_keep_the_colours_of_their_depth():
+def test_layers_are_chosen_by_patterns_and_keep_the_colors_of_their_depth():
     run = example_run(layers=10)
     every, some = figures.rotation_curves(run), figures.rotation_curves(run, layers=["block4.*", "block1.conv2.weight"])
     assert [line.get_color() for line in some.lines] == [every.lines[i].get_color() for i in (1, 6, 7)]

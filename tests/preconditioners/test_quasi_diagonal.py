@@ -99,7 +99,7 @@ def test_moments_of_patches_are_those_of_all_patches(options, small, monkeypatch
     torch.testing.assert_close(place.second_moment(x[0]), place.second_moment(x[:1]))
 
 
-def test_variances_of_uncentred_activations_keep_their_digits_in_float32():
+def test_variances_of_uncentered_activations_keep_their_digits_in_float32():
     conv, linear = nn.Conv2d(1, 1, 1), nn.Linear(1, 1)
     x = 1000 + torch.randn(64, 1, 4, 4, dtype=torch.float64)
     for module, given in ((conv, x), (linear, x.reshape(-1, 1))):
@@ -218,7 +218,7 @@ def test_activations_that_never_vary_do_not_move_and_do_no_harm():
     assert not torch.equal(layer.weight[:, 0], before[:, 0])
 
 
-def test_uncentred_least_squares_converges_as_if_it_were_centred():
+def test_uncentered_least_squares_converges_as_if_it_were_centered():
     """The outlier ν is what holds gradient descent back; equation 10 takes it away."""
     torch.manual_seed(1)
     x = 5 + double(50, 4)

@@ -16,7 +16,7 @@ from gyroscope.theory.batch_norm import (
     batch_center_paths,
     batch_norm,
     batch_norm_paths,
-    centred_weight_gradient,
+    centered_weight_gradient,
 )
 
 SHAPES = {"matrix": (7, 3), "sequence": (5, 3, 4), "images": (4, 3, 2, 5)}
@@ -53,7 +53,7 @@ def test_the_two_paths_add_up_to_what_autograd_gives(shape, eps):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_two_paths_of_batch_centring_add_up_to_what_autograd_gives(shape):
+def test_the_two_paths_of_batch_centering_add_up_to_what_autograd_gives(shape):
     x, gradient = 3 + drawn(*shape), drawn(*shape, seed=1)
     paths = batch_center_paths(gradient)
     torch.testing.assert_close(paths.total, autograd(batch_center, x, gradient), rtol=1e-12, atol=1e-14)
@@ -66,27 +66,27 @@ def test_every_path_has_the_value_of_batch_norm(through):
     assert torch.equal(batch_norm(x, through=through), batch_norm(x))
 
 
-def test_the_weight_gradient_through_batch_centring_is_that_of_centred_activations():
+def test_the_weight_gradient_through_batch_centering_is_that_of_centered_activations():
     a, w, target = 5 + drawn(8, 4), drawn(3, 4, seed=1).requires_grad_(True), drawn(8, 3, seed=2)
     s = batch_center(a @ w.T)
     s.retain_grad()
     (torch.tanh(s) - target).square().sum().backward()
-    torch.testing.assert_close(w.grad, centred_weight_gradient(a, s.grad), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(w.grad, centered_weight_gradient(a, s.grad), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(w.grad, s.grad.T @ (a - a.mean(0)), rtol=1e-12, atol=1e-13)
 
 
-def test_the_weight_gradient_through_batch_norm_is_that_of_centred_activations():
+def test_the_weight_gradient_through_batch_norm_is_that_of_centered_activations():
     a, w, gradient = 5 + drawn(8, 4), drawn(3, 4, seed=1), drawn(8, 3, seed=2)
     through_w = autograd(lambda w: batch_norm(a @ w.T), w, gradient)
     paths = batch_norm_paths(a @ w.T, gradient)
     torch.testing.assert_close(
-        through_w, centred_weight_gradient(a, paths.direct + paths.deviation), rtol=1e-12, atol=1e-13
+        through_w, centered_weight_gradient(a, paths.direct + paths.deviation), rtol=1e-12, atol=1e-13
     )
     torch.testing.assert_close(through_w, paths.total.T @ batch_center(a), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("shift", [0.0, 100.0])
-def test_off_centring_changes_the_weight_gradient_unless_a_normalizer_centres_after_it(shift):
+def test_off_centering_changes_the_weight_gradient_unless_a_normalizer_centres_after_it(shift):
     a, w, gradient = drawn(8, 4), drawn(3, 4, seed=1), drawn(8, 3, seed=2)
     moved = a + shift
     for function in (batch_center, batch_norm):
@@ -108,7 +108,7 @@ def test_both_paths_shrink_gradients_with_the_norm_but_only_the_statistics_make_
     assert (at(w, "direct") * w).sum(1).abs().min() > 1e-3
 
 
-def test_a_centring_layer_uses_its_running_mean_in_evaluation():
+def test_a_centering_layer_uses_its_running_mean_in_evaluation():
     layer, x = BatchCenter(3, momentum=0.25, bias=True).double(), 2 + drawn(16, 3, 5)
     with torch.no_grad():
         layer.bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
@@ -122,7 +122,7 @@ def test_a_centring_layer_uses_its_running_mean_in_evaluation():
     assert set(layer.state_dict()) == {"running_mean", "bias"}
 
 
-def test_a_centring_layer_follows_the_mean_as_torchs_batch_norm_does():
+def test_a_centering_layer_follows_the_mean_as_torchs_batch_norm_does():
     ours, theirs = BatchCenter(4).double(), nn.BatchNorm1d(4).double()
     for seed in range(5):
         x = seed + drawn(6, 4, seed=seed)
@@ -137,7 +137,7 @@ def test_a_centring_layer_follows_the_mean_as_torchs_batch_norm_does():
         (lambda: batch_norm(torch.ones(3, 2, dtype=torch.int64)), "int64"),
         (lambda: batch_norm(torch.ones(3, 2), through="mean"), "'direct'"),
         (lambda: batch_norm_paths(torch.ones(3, 2), torch.ones(2, 2)), "equal shapes"),
-        (lambda: centred_weight_gradient(torch.ones(3, 2), torch.ones(2, 2)), r"\[B, D'\]"),
+        (lambda: centered_weight_gradient(torch.ones(3, 2), torch.ones(2, 2)), r"\[B, D'\]"),
         (lambda: BatchCenter(0), "`features` must be a whole number >= 1"),
         (lambda: BatchCenter(2)(torch.ones(4, 3)), "2 units, got 3"),
     ],

@@ -21,7 +21,7 @@ def seeded():
 
 
 def flags(rows: list[dict]) -> dict[str, tuple]:
-    return {row["layer"]: (row["scale_invariant"], row["centring"], row["stochastic"]) for row in rows}
+    return {row["layer"]: (row["scale_invariant"], row["centering"], row["stochastic"]) for row in rows}
 
 
 def test_the_comparison_is_that_of_the_chapter():
@@ -29,7 +29,7 @@ def test_the_comparison_is_that_of_the_chapter():
     # "The WN and LN operations are independent of the rest of the batch": of the three, BN alone is stochastic.
     assert [name for name in ("batch norm", "weight norm", "layer norm") if rows[name]["stochastic"]] == ["batch norm"]
     # "WN only includes rescaling, not centering"; LN's centering "doesn't eliminate the outlier eigenvalues".
-    assert [name for name in ("batch norm", "weight norm", "layer norm") if rows[name]["centring"]] == ["batch norm"]
+    assert [name for name in ("batch norm", "weight norm", "layer norm") if rows[name]["centering"]] == ["batch norm"]
     # "In the case of LN, scale invariance holds only at the level of the entire weight matrix."
     scales = {name: rows[name]["scale_invariant"] for name in ("batch norm", "weight norm", "layer norm")}
     assert scales == {"batch norm": "unit", "weight norm": "unit", "layer norm": "tensor"}

@@ -224,10 +224,10 @@ OF_SAMPLES = {
 @pytest.mark.parametrize("function", OF_SAMPLES.values(), ids=OF_SAMPLES)
 def test_what_is_of_single_samples_refuses_layers_that_mix_them_or_draw_and_leaves_the_model_as_it_was(function):
     x = torch.randn(5, 3)
-    centred = nn.Sequential(nn.Linear(3, 4), BatchCenter(4), nn.Linear(4, 2))
+    centered = nn.Sequential(nn.Linear(3, 4), BatchCenter(4), nn.Linear(4, 2))
     with pytest.raises(DynamicsError, match=r"undefined because 1 \(BatchCenter\) mixes the samples of a batch"):
-        function(centred, x)
-    assert not centred[1].running_mean.any()
+        function(centered, x)
+    assert not centered[1].running_mean.any()
     dropping, before = Dropping(3, 2), torch.get_rng_state()
     with pytest.raises(DynamicsError, match="random"):
         function(dropping, x)

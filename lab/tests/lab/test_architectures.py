@@ -136,7 +136,7 @@ def test_the_last_normalization_starts_uniform_and_changes_no_kernel():
 @pytest.mark.parametrize(
     ("name", "size"), [("c10-cnn1-light", 32), ("resnet-8", 32), ("tiny-cnn", 64), ("wrn-10-1", 32), ("c10-cnn2", 32)]
 )
-def test_colour_images_of_the_papers_sizes_give_as_many_outputs_as_classes(name, size):
+def test_color_images_of_the_papers_sizes_give_as_many_outputs_as_classes(name, size):
     model = models.make(name, seed=0, classes=100).eval()
     with torch.no_grad():
         assert model(_images(2, 3, size, size)).shape == (2, 100)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope_lab.data.resize import centre_crop, resize
+from gyroscope_lab.data.resize import center_crop, resize
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.conditioning.exact import PLANS, Spectra, draw, spectra, verdicts
 from gyroscope_lab.papers.conditioning.exact_spectra import (
@@ -206,7 +206,7 @@ def test_images_of_mnist_are_cropped_then_resized(tmp_path):
     folder = write(tmp_path)
     found = small_images(100, data=folder, crop=24, normalization="unit")
     raw = torch.tensor(images(7)[:, None] / np.float32(255)).double()
-    expected = resize(centre_crop(raw, 24), 12)
+    expected = resize(center_crop(raw, 24), 12)
     order = [int(y) for y in found.y]
     assert sorted(order) == list(range(7))
     torch.testing.assert_close(found.x, expected[order], rtol=1e-6, atol=1e-7)
@@ -224,19 +224,19 @@ def test_fewer_images_are_the_first_of_more_and_the_same_every_time():
 
 
 def test_pixels_are_normalized_as_said():
-    unit, centred, standard = (
-        small_images(50, normalization=normalization).x for normalization in ("unit", "centred", "standard")
+    unit, centered, standard = (
+        small_images(50, normalization=normalization).x for normalization in ("unit", "centered", "standard")
     )
     assert unit.min() >= 0
     assert 0.9 < unit.max() <= 1
-    torch.testing.assert_close(centred, unit - unit.mean())
-    torch.testing.assert_close(standard, centred / unit.std(correction=0))
+    torch.testing.assert_close(centered, unit - unit.mean())
+    torch.testing.assert_close(standard, centered / unit.std(correction=0))
 
 
 def test_the_numbers_are_strict_json(studies):
     study = studies["fig1"]
     held = json.loads(json.dumps(study.numbers(), allow_nan=False))
-    assert held["settings"]["normalization"] == "centred"
+    assert held["settings"]["normalization"] == "centered"
     assert len(held["lines"]) == len(study.lines) == 6
     for line, row in zip(study.lines, held["lines"], strict=True):
         assert row["largest"] == line.largest
@@ -344,7 +344,7 @@ def test_images_that_do_not_exist_are_rejected(options, says):
     [
         ("statistics", "running", "'frozen' or 'batch'"),
         ("approximate_labels", "model", "'true' or 'sampled'"),
-        ("normalization", "none", "'unit' or 'centred' or 'standard'"),
+        ("normalization", "none", "'unit' or 'centered' or 'standard'"),
     ],
 )
 def test_choices_that_do_not_exist_are_rejected(name, given, accepted):

@@ -452,7 +452,7 @@ def test_the_middle_of_the_scaled_image_is_kept(tmp_path, size, side):
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
-def test_grey_and_printing_colours_become_rgb(tmp_path, mode):
+def test_gray_and_printing_colors_become_rgb(tmp_path, mode):
     photograph(tmp_path / "a.JPEG", mode=mode)
     photograph(tmp_path / "b.JPEG")
     with Image.open(tmp_path / "a.JPEG") as image:

@@ -123,8 +123,8 @@ def test_an_unknown_name_is_refused_with_every_name_there_is():
 
 @pytest.mark.parametrize("name", EXAMPLES.values())
 def test_an_unknown_option_is_refused(name):
-    with pytest.raises(LabError, match=f"model '{name}' has no option colour. It"):
-        models.make(name, seed=0, colour="red")
+    with pytest.raises(LabError, match=f"model '{name}' has no option color. It"):
+        models.make(name, seed=0, color="red")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_layers_are_registered_in_the_order_of_their_first_use(name, options):
 
 @pytest.mark.parametrize(("name", "options"), SMALL, ids=_id)
 @pytest.mark.parametrize("size", [8, 11])
-def test_two_small_grey_images_train_and_are_classified(name, options, size):
+def test_two_small_gray_images_train_and_are_classified(name, options, size):
     model = models.make(name, seed=0, **options)
     images = _images(2, 1, size, size)
     trained = model(images)

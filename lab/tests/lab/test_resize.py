@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gyroscope_lab.data.resize import centre_crop, resize
+from gyroscope_lab.data.resize import center_crop, resize
 from gyroscope_lab.errors import LabError
 
 
@@ -26,7 +26,7 @@ def test_resizing_to_the_same_size_changes_nothing_and_keeps_constants():
 )
 def test_the_middle_is_kept(size, side, first):
     images = torch.arange(2 * size[0] * size[1]).reshape(2, 1, *size)
-    kept = centre_crop(images, side)
+    kept = center_crop(images, side)
     assert kept.shape == (2, 1, side, side)
     assert kept[1, 0, 0, 0] == images[1, 0, first[0], first[1]]
     assert kept[1, 0, -1, -1] == images[1, 0, first[0] + side - 1, first[1] + side - 1]
@@ -35,7 +35,7 @@ def test_the_middle_is_kept(size, side, first):
 @pytest.mark.parametrize("side", [0, -1, 29])
 def test_a_side_that_cannot_be_had_is_refused(side):
     with pytest.raises(LabError, match=f"`side` must be from 1 to 28 for images of 28×28, got {side}"):
-        centre_crop(torch.zeros(1, 1, 28, 28), side)
+        center_crop(torch.zeros(1, 1, 28, 28), side)
 
 
 def test_no_pixels_at_all_are_refused():

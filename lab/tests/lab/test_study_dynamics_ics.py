@@ -11,14 +11,14 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.dynamics.ics import (
-    CENTRED,
+    CENTERED,
     FIXED,
     PLANS,
     STUDIES,
     THROUGH,
     Curve,
     Setting,
-    centred_at,
+    centered_at,
     network,
     report,
     steps_apart,
@@ -165,14 +165,14 @@ def test_the_outliers_are_there_without_normalization_and_gone_through_its_stati
     for when in ("start", "end"):
         assert spectra["BN"][when]["predicted"][0] < 1e-12
         assert spectra["BN"][when]["measured"][0] < spectra["BN, statistics fixed"][when]["measured"][0]
-        assert spectra["BN, fixed, inputs centred"][when]["nu"] == pytest.approx(1)
+        assert spectra["BN, fixed, inputs centered"][when]["nu"] == pytest.approx(1)
 
 
 def test_without_their_mean_inputs_have_the_curvature_of_their_covariance():
     torch.manual_seed(0)
     x = torch.randn(40, 3, dtype=torch.float64) + 5
     net = nn.Sequential(nn.Linear(3, 2)).double()
-    other, name = centred_at(net, "0", x.mean(0))
+    other, name = centered_at(net, "0", x.mean(0))
     torch.testing.assert_close(other(x), net(x))
     top = outliers(other, F.mse_loss, (x, torch.zeros(40, 2, dtype=torch.float64)), name).measured[0]
     # Of squared errors S = I.
@@ -180,16 +180,16 @@ def test_without_their_mean_inputs_have_the_curvature_of_their_covariance():
 
 
 @pytest.mark.parametrize(
-    ("through", "centred", "holds"),
+    ("through", "centered", "holds"),
     [(1.0, 1.0, True), (0.5, 1.0, True), (9.0, 1.0, False), (1.5, 1.0, False), (9.0, 9.9, None)],
 )
-def test_outliers_are_gone_that_are_no_larger_than_those_of_centred_inputs(found, through, centred, holds):
+def test_outliers_are_gone_that_are_no_larger_than_those_of_centered_inputs(found, through, centered, holds):
     def largest(value):
         return {when: {"nu": 1.0, "share": 1.0, "rest": 1.0, "predicted": [1.0], "measured": [value]} for when in told}
 
     told = ("start", "end")
     spectra = dict(found.numbers["spectra"])
-    spectra |= {FIXED: largest(10.0), CENTRED: largest(centred), THROUGH: largest(through)}
+    spectra |= {FIXED: largest(10.0), CENTERED: largest(centered), THROUGH: largest(through)}
     curves = [curve(method, moved, 1.0) for method in PLAN.rates for moved in (0.0, 2.0)]
     [said] = [one for one in report(2.0, 0.5, curves, spectra, STEPS).verdicts if "the effect of the means" in one.says]
     assert said.holds is holds

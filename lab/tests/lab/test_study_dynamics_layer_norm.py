@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from gyroscope_lab.papers.dynamics.layer_norm import CENTRED, PLANS, STUDIES, WAYS, LayerNorm, Setting, network, report
+from gyroscope_lab.papers.dynamics.layer_norm import CENTERED, PLANS, STUDIES, WAYS, LayerNorm, Setting, network, report
 
 [STUDY] = STUDIES
 PLAN = PLANS["smoke"]
@@ -59,12 +59,12 @@ def test_eigenvalues_at_the_start_are_those_of_a_fisher_matrix_made_example_by_e
 
 def test_moving_the_mean_into_the_bias_makes_the_largest_eigenvalue_smaller(found):
     [run] = found.numbers["runs"]
-    assert run["start"][CENTRED] < 0.5 * run["start"]["all of it"]
+    assert run["start"][CENTERED] < 0.5 * run["start"]["all of it"]
     assert [one.holds for one in found.verdicts] == [None] * 3  # one seed
 
 
-def made(through, held, fixed, centred):
-    values = dict(zip((*WAYS, CENTRED), (through, held, fixed, centred), strict=True))
+def made(through, held, fixed, centered):
+    values = dict(zip((*WAYS, CENTERED), (through, held, fixed, centered), strict=True))
     return [
         {when: {name: value * (1 + 0.01 * seed) for name, value in values.items()} for when in ("start", "end")}
         for seed in range(3)
@@ -86,7 +86,7 @@ def test_a_step_attenuates_that_makes_the_largest_eigenvalue_smaller_by_more_tha
         run["end"]["all of it"] *= 1 - 1e-4 * seed
         for when in ("start", "end"):
             run[when]["μ and σ held"] *= 1 + 1e-4 * seed**2
-            run[when][CENTRED] *= 1 + 1e-4 * seed**2
+            run[when][CENTERED] *= 1 + 1e-4 * seed**2
     assert [one.holds for one in report(runs).verdicts] == holds
 
 

@@ -26,8 +26,8 @@ def photographs(folder, classes=CLASSES, each=2):
         for name in classes:
             (folder / part / name).mkdir(parents=True)
             for number in range(each):
-                colour = rng.integers(0, 256, (1, 1, 3), dtype=np.uint8)
-                Image.fromarray(colour).resize((48, 40)).save(folder / part / name / f"{name}_{number}.JPEG")
+                color = rng.integers(0, 256, (1, 1, 3), dtype=np.uint8)
+                Image.fromarray(color).resize((48, 40)).save(folder / part / name / f"{name}_{number}.JPEG")
     return folder
 
 

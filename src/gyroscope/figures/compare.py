@@ -66,9 +66,9 @@ def compare(
         reached, label = 100 * reached, f"{label} (%)"
 
     ax = own_axes(ax, width=5.2, height=3.8)
-    colour = matplotlib.colormaps["cividis"](0.15)
+    color = matplotlib.colormaps["cividis"](0.15)
     ax.hlines(reached, [f.min() for f in final], [f.max() for f in final], color="0.8", linewidth=1.2, zorder=1)
-    ax.scatter(middle, reached, s=26, color=colour, zorder=3)
+    ax.scatter(middle, reached, s=26, color=color, zorder=3)
     ax.set_xlim(limits(look_of("rotation"), np.concatenate(final), close=True))
     ax.margins(y=0.12)
     if len(chosen) <= _NAMED:

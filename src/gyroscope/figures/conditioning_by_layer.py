@@ -20,7 +20,7 @@ from gyroscope.conditioning.result import percent
 from gyroscope.errors import FigureError
 from gyroscope.figures.drawing import as_picture, finish
 from gyroscope.figures.looks import short_names
-from gyroscope.figures.over_depth import SAYS, Colour, Dash, Line, Mark, colours, draw_marked, layer_axis
+from gyroscope.figures.over_depth import SAYS, Color, Dash, Line, Mark, colors, draw_marked, layer_axis
 from gyroscope.figures.run_data import Layers, choose
 
 Values = npt.NDArray[np.float64]
@@ -28,7 +28,7 @@ Values = npt.NDArray[np.float64]
 # Without the markers that mean infinite, zero or undefined.
 _MARKERS = "osDP*"
 _DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
-_GREY = (0.25, 0.25, 0.25, 1.0)
+_GRAY = (0.25, 0.25, 0.25, 1.0)
 # More lines than this in one panel cannot be told apart, for several networks.
 _LINES = 4
 _SHARES = 8
@@ -128,15 +128,15 @@ def _values(rows: Sequence[Mapping[str, Any]], key: str, share: float | None = N
     return np.array([np.nan if value is None else value for value in found], dtype=float)
 
 
-def _largest(network: int, of: int) -> tuple[Colour, Dash, str]:
+def _largest(network: int, of: int) -> tuple[Color, Dash, str]:
     # For one network colors stand for p, and λmax has none.
-    return (_GREY, "-", "o") if of == 1 else (colours(of)[network], "-", _MARKERS[network])
+    return (_GRAY, "-", "o") if of == 1 else (colors(of)[network], "-", _MARKERS[network])
 
 
-def _style(network: int, of: int, share: int, shares: int) -> tuple[Colour, Dash, str]:
+def _style(network: int, of: int, share: int, shares: int) -> tuple[Color, Dash, str]:
     if of == 1:
-        return colours(shares)[share], "-", _MARKERS[share % len(_MARKERS)]
-    return colours(of)[network], _DASHES[share], _MARKERS[network]
+        return colors(shares)[share], "-", _MARKERS[share % len(_MARKERS)]
+    return colors(of)[network], _DASHES[share], _MARKERS[network]
 
 
 def _depth_axis(ax: Axes, names: list[tuple[str, ...]]) -> None:
@@ -153,21 +153,21 @@ def _key(figure: Figure, labels: list[str], shares: list[float], marks: list[Mar
     handles: list[Line2D] = []
     if labels != [""]:
         for i, label in enumerate(labels):
-            colour, dash, marker = _largest(i, len(labels))
-            handles.append(_handle(label if len(label) <= 60 else f"{label[:59]}…", colour, dash, marker))
+            color, dash, marker = _largest(i, len(labels))
+            handles.append(_handle(label if len(label) <= 60 else f"{label[:59]}…", color, dash, marker))
     for k, share in enumerate(shares):
-        colour, dash, marker = _style(0, len(labels), k, len(shares))
+        color, dash, marker = _style(0, len(labels), k, len(shares))
         says = f"p = {percent(share)} %"
-        handles.append(_handle(says, _GREY, dash, "") if len(labels) > 1 else _handle(says, colour, dash, marker))
-    handles += [_handle(SAYS[mark], _GREY, "", mark) for mark in marks]
+        handles.append(_handle(says, _GRAY, dash, "") if len(labels) > 1 else _handle(says, color, dash, marker))
+    handles += [_handle(SAYS[mark], _GRAY, "", mark) for mark in marks]
     if handles:
         letters = [len(_MATHS.sub("", str(handle.get_label()))) + 9 for handle in handles]
         columns = len(handles) if sum(letters) <= _LETTERS else max(_LETTERS // max(letters), 1)
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
-def _handle(label: str, colour: Colour, dash: Dash, marker: str) -> Line2D:
-    return Line2D([], [], color=colour, linestyle=dash, marker=marker, markersize=4.5, label=label)
+def _handle(label: str, color: Color, dash: Dash, marker: str) -> Line2D:
+    return Line2D([], [], color=color, linestyle=dash, marker=marker, markersize=4.5, label=label)
 
 
 Several = Conditioning | Mapping[str, Conditioning] | Iterable[Conditioning]

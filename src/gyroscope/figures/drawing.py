@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from gyroscope.errors import FigureError
 from gyroscope.figures.log_axis import edged, log_ticks, say
 from gyroscope.figures.looks import short_names
-from gyroscope.figures.over_depth import SAYS, Colour, Dash, Line, Mark, colours, draw_marked
+from gyroscope.figures.over_depth import SAYS, Color, Dash, Line, Mark, colors, draw_marked
 from gyroscope.store.labels import Look, limits, look_of
 
 Style = Literal["-", "--", ":"]
@@ -80,11 +80,11 @@ def draw_lines(
     lines = []
     for layer, where in enumerate(depth):
         here = shown[:, layer]
-        colour = DEPTH(float(where))
+        color = DEPTH(float(where))
         line = Line2D(  # `ax.plot` takes three times as long
             x[here, layer],
             y[here, layer],
-            color=_darker(colour) if dark else colour,
+            color=_darker(color) if dark else color,
             linestyle=linestyle,
             linewidth=linewidth,
             alpha=alpha,
@@ -98,8 +98,8 @@ def draw_lines(
     return lines
 
 
-def _darker(colour: tuple[float, float, float, float]) -> tuple[float, float, float]:
-    red, green, blue, _ = colour
+def _darker(color: tuple[float, float, float, float]) -> tuple[float, float, float]:
+    red, green, blue, _ = color
     return 0.55 * red, 0.55 * green, 0.55 * blue
 
 
@@ -246,10 +246,10 @@ _LIGHTEST = 0.92
 DEPTH = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0, _LIGHTEST, 256)), name="depth")
 
 
-def depth_colours(count: int) -> list[tuple[float, float, float, float]]:
+def depth_colors(count: int) -> list[tuple[float, float, float, float]]:
     """Return one color per layer, in order of depth.
 
-    >>> first, last = depth_colours(2)
+    >>> first, last = depth_colors(2)
     >>> bool(sum(first[:3]) < sum(last[:3]))
     True
     """
@@ -407,7 +407,7 @@ def _calm(values: Values, log: bool) -> bool:
     return not known.size or bool(np.median(known) < _CALM)
 
 
-def _shade(ax: Axes, steps: npt.ArrayLike, values: Values, width: int, colour: Any, alpha: float = 1.0) -> None:
+def _shade(ax: Axes, steps: npt.ArrayLike, values: Values, width: int, color: Any, alpha: float = 1.0) -> None:
     """Fill from the smallest to the largest of each `width` values, over all layers."""
     some = ~np.isnan(values).all(axis=1)
     at, known = np.asarray(steps, dtype=float)[some], values[some]
@@ -420,20 +420,20 @@ def _shade(ax: Axes, steps: npt.ArrayLike, values: Values, width: int, colour: A
     # Extend to both ends of the lines, not only to the centers of the first and the last interval.
     x = np.concatenate([at[:1], middle, at[-1:]])
     ax.fill_between(
-        x, np.pad(low, 1, "edge"), np.pad(high, 1, "edge"), color=colour, alpha=alpha, linewidth=0, zorder=0.5
+        x, np.pad(low, 1, "edge"), np.pad(high, 1, "edge"), color=color, alpha=alpha, linewidth=0, zorder=0.5
     )
 
 
 __all__ = [
     "DEPTH",
     "SAYS",
-    "Colour",
+    "Color",
     "Dash",
     "Line",
     "Mark",
-    "colours",
+    "colors",
     "depth_bar",
-    "depth_colours",
+    "depth_colors",
     "draw_lines",
     "draw_marked",
     "edged",

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.drawing import finish, own_axes
-from gyroscope.figures.over_depth import _MARKERS, colours, draw_bars, layer_axis
+from gyroscope.figures.over_depth import _MARKERS, colors, draw_bars, layer_axis
 from gyroscope.figures.run_data import Layers, RunLike, Series, as_run, described, find, held, numbers
 
 _NAMES = ("moment_p10", "moment_p50", "moment_p90")
@@ -60,8 +60,8 @@ def moment_percentiles(
         ax.set_yscale("log", nonpositive="clip")
     layer_axis(ax, names)
     handles = [
-        Line2D([], [], color=colour, marker=marker, markersize=4, linewidth=1)
-        for colour, marker in zip(colours(len(shown)), _MARKERS, strict=False)
+        Line2D([], [], color=color, marker=marker, markersize=4, linewidth=1)
+        for color, marker in zip(colors(len(shown)), _MARKERS, strict=False)
     ]
     labels = [f"step {step:,}" for step in shown]
     ax.legend(handles, labels, loc="best", fontsize=8, framealpha=0.8)

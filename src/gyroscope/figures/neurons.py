@@ -12,7 +12,7 @@ from gyroscope.base.accepted import choice
 from gyroscope.errors import FigureError
 from gyroscope.figures.drawing import MANY, Style, depth_key, draw_lines, finish, own_axes, span, style_key
 from gyroscope.figures.looks import frame
-from gyroscope.figures.over_depth import BARS, colours, draw_bars, layer_axis
+from gyroscope.figures.over_depth import BARS, colors, draw_bars, layer_axis
 from gyroscope.figures.run_data import Layers, Measured, RunLike, as_run, described, find, flag, held, holds
 from gyroscope.store.labels import look_of
 
@@ -95,19 +95,19 @@ def _rotation(run: Measured, ax: Axes | None, layers: Layers, title: str | None)
     names, step = series[2].layers, int(series[2].steps[-1])
     least, low, middle, high, most = (s.at(step)[1] for s in series)
     ax = own_axes(ax, width=float(np.clip(2.6 + 0.28 * len(names), 4.2, 7)))
-    [colour] = colours(1)
+    [color] = colors(1)
     at = np.arange(1, len(names) + 1)
     if len(names) > BARS:
-        ax.fill_between(at, least, most, color=colour, alpha=0.12, linewidth=0)
+        ax.fill_between(at, least, most, color=color, alpha=0.12, linewidth=0)
     else:
-        ax.vlines(at, least, most, color=colour, alpha=0.4, linewidth=0.8)
+        ax.vlines(at, least, most, color=color, alpha=0.4, linewidth=0.8)
     draw_bars(ax, low, middle, high)
     frame(ax, look_of("rotation"), most, close=True)
     layer_axis(ax, names)
     handles = [
-        Line2D([], [], color=colour, marker="o", markersize=4, linestyle=""),
-        Line2D([], [], color=colour, linewidth=2),
-        Line2D([], [], color=colour, linewidth=0.8, alpha=0.4),
+        Line2D([], [], color=color, marker="o", markersize=4, linestyle=""),
+        Line2D([], [], color=color, linewidth=2),
+        Line2D([], [], color=color, linewidth=0.8, alpha=0.4),
     ]
     ax.legend(handles, ["median", "p10 – p90", "least – most"], loc="best", fontsize=8, framealpha=0.8)
     ylabel = f"rotation of neurons at step {step:,}"

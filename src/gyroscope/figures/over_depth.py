@@ -23,10 +23,10 @@ _NAMED = 12
 _MARKERS = "os^Dv"
 
 
-def colours(count: int) -> list[tuple[float, float, float, float]]:
+def colors(count: int) -> list[tuple[float, float, float, float]]:
     """Return `count` colors that also differ in lightness, from dark to light.
 
-    >>> len(colours(3))
+    >>> len(colors(3))
     3
     """
     return [matplotlib.colormaps["cividis"](place) for place in np.linspace(0.1, 0.8, count)]
@@ -42,15 +42,15 @@ def draw_bars(ax: Axes, low: Values, middle: Values, high: Values, *, place: int
     [2.0, 3.0]
     """
     at = np.arange(1, len(middle) + 1, dtype=float)
-    colour, marker = colours(places)[place], _MARKERS[place % len(_MARKERS)]
+    color, marker = colors(places)[place], _MARKERS[place % len(_MARKERS)]
     if len(at) > BARS:
-        ax.fill_between(at, low, high, color=colour, alpha=0.25, linewidth=0)
-        ax.plot(at, middle, color=colour, linewidth=1, marker=marker, markevery=max(len(at) // 12, 1), markersize=4)
+        ax.fill_between(at, low, high, color=color, alpha=0.25, linewidth=0)
+        ax.plot(at, middle, color=color, linewidth=1, marker=marker, markevery=max(len(at) // 12, 1), markersize=4)
         return
     at += 0.5 * ((place + 0.5) / places - 0.5)
-    ax.plot(at, middle, color=colour, linestyle="", marker=marker, markersize=4)
+    ax.plot(at, middle, color=color, linestyle="", marker=marker, markersize=4)
     ax.errorbar(
-        at, middle, yerr=np.abs([middle - low, high - middle]), fmt="none", ecolor=colour, elinewidth=1, capsize=2
+        at, middle, yerr=np.abs([middle - low, high - middle]), fmt="none", ecolor=color, elinewidth=1, capsize=2
     )
 
 
@@ -80,7 +80,7 @@ def layer_axis(ax: Axes, names: Sequence[str]) -> None:
 #: A mark at the edge of a plot, for a value that is off the axis.
 Mark = Literal["^", "v", "x"]
 #: Red, green, blue and opacity, each from 0 to 1.
-Colour = tuple[float, float, float, float]
+Color = tuple[float, float, float, float]
 #: A style of line, as matplotlib names it.
 Dash = Literal["-", "--", ":", "-.", ""]
 
@@ -90,7 +90,7 @@ SAYS: dict[Mark, str] = {
     "v": "zero",
     "x": r"undefined: $\lambda_{\max}$ is 0 or not finite",
 }
-_GREY = (0.25, 0.25, 0.25, 1.0)
+_GRAY = (0.25, 0.25, 0.25, 1.0)
 _THROUGHOUT: dict[Mark, str] = {"^": "infinite throughout", "v": "0 throughout", "x": "undefined throughout"}
 
 
@@ -98,13 +98,13 @@ _THROUGHOUT: dict[Mark, str] = {"^": "infinite throughout", "v": "0 throughout",
 class Line:
     """One value per layer, NaN where undefined, of one of several `network`s.
 
-    >>> Line(np.array([1.0, np.inf]), 0, colours(1)[0], "-", "o").network
+    >>> Line(np.array([1.0, np.inf]), 0, colors(1)[0], "-", "o").network
     0
     """
 
     values: Values
     network: int
-    colour: Colour
+    color: Color
     dash: Dash
     marker: str
 
@@ -119,17 +119,17 @@ def draw_marked(ax: Axes, lines: Sequence[Line]) -> list[Mark]:
     >>> draw_marked(own_axes(), [Line(np.array([1.0, np.inf, 2.0, np.nan]), 0, (0, 0, 0, 1), "-", "o")])
     ['^', 'x']
     """
-    above = [(line.colour, np.isposinf(line.values)) for line in lines if np.isposinf(line.values).any()]
+    above = [(line.color, np.isposinf(line.values)) for line in lines if np.isposinf(line.values).any()]
     below = [*_rows(lines, "v"), *_rows(lines, "x")]
     marks: list[Mark] = ["^"] if above else []
     marks += dict.fromkeys(mark for *_, mark in below)
     edges = edged(ax, np.concatenate([line.values for line in lines]), above=len(above), below=len(below))
     for line in lines:
         _draw(ax, line)
-    for (colour, where), y in zip(above, edges.above, strict=True):
-        _row(ax, colour, where, "^", y)
-    for (colour, where, mark), y in zip(below, edges.below, strict=True):
-        _row(ax, colour, where, mark, y)
+    for (color, where), y in zip(above, edges.above, strict=True):
+        _row(ax, color, where, "^", y)
+    for (color, where, mark), y in zip(below, edges.below, strict=True):
+        _row(ax, color, where, mark, y)
     say(ax, "∞", edges.above)
     say(ax, "0", tuple(y for (*_, mark), y in zip(below, edges.below, strict=True) if mark == "v"))
     if not any((np.isfinite(line.values) & (line.values > 0)).any() for line in lines):
@@ -138,21 +138,21 @@ def draw_marked(ax: Axes, lines: Sequence[Line]) -> list[Mark]:
     return marks
 
 
-def _rows(lines: Sequence[Line], mark: Mark) -> list[tuple[Colour, npt.NDArray[np.bool_], Mark]]:
+def _rows(lines: Sequence[Line], mark: Mark) -> list[tuple[Color, npt.NDArray[np.bool_], Mark]]:
     """Return the layers of each network to be marked below, for the networks that have any."""
-    found: dict[int, tuple[Colour, npt.NDArray[np.bool_], Mark]] = {}
+    found: dict[int, tuple[Color, npt.NDArray[np.bool_], Mark]] = {}
     alone = len({line.network for line in lines}) == 1
     for line in lines:
         where = line.values == 0 if mark == "v" else np.isnan(line.values)
         if where.any() and line.network not in found:
-            found[line.network] = (_GREY if alone else line.colour, where, mark)
+            found[line.network] = (_GRAY if alone else line.color, where, mark)
     return list(found.values())
 
 
-def _row(ax: Axes, colour: Colour, where: npt.NDArray[np.bool_], mark: Mark, y: float) -> None:
+def _row(ax: Axes, color: Color, where: npt.NDArray[np.bool_], mark: Mark, y: float) -> None:
     at = np.flatnonzero(where) + 1
     size = float(np.clip(200 / len(where), 2, 4.5))
-    ax.plot(at, np.full(len(at), y), color=colour, linestyle="", marker=mark, markersize=size, clip_on=False)
+    ax.plot(at, np.full(len(at), y), color=color, linestyle="", marker=mark, markersize=size, clip_on=False)
 
 
 def _draw(ax: Axes, line: Line) -> None:
@@ -160,7 +160,7 @@ def _draw(ax: Axes, line: Line) -> None:
     at = np.arange(1, count + 1)
     y = np.where(np.isfinite(line.values) & (line.values > 0), line.values, np.nan)
     few = count <= BARS
-    ax.plot(at, y, color=line.colour, linestyle=line.dash, linewidth=1.3 if few else 1.0)
+    ax.plot(at, y, color=line.color, linestyle=line.dash, linewidth=1.3 if few else 1.0)
     unknown = np.isnan(np.pad(y, 1, constant_values=np.nan))
     alone = unknown[:-2] & unknown[2:]
     marked = ~unknown[1:-1] & ((at % (1 if few else max(count // 12, 1)) == 0) | alone)
@@ -168,4 +168,4 @@ def _draw(ax: Axes, line: Line) -> None:
         marked.any()
     ):  # a line without points would be placed in the corner of the page, and the layout would reserve space
         x, y = at[marked], y[marked]
-        ax.plot(x, y, color=line.colour, linestyle="", marker=line.marker, markersize=3.5, clip_on=False)
+        ax.plot(x, y, color=line.color, linestyle="", marker=line.marker, markersize=3.5, clip_on=False)

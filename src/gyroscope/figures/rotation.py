@@ -227,14 +227,14 @@ def rotation_heatmap(
             f"`limits` must satisfy 0 < low < high, because {quantity} is on a logarithmic scale, got {limits!r:.80}."
         )
     edges = _edges(series.steps)
-    colours = matplotlib.colormaps["RdBu_r" if look.scale == "signed" else "magma"].with_extremes(bad="0.85")
+    colors = matplotlib.colormaps["RdBu_r" if look.scale == "signed" else "magma"].with_extremes(bad="0.85")
     image = ax.imshow(
         np.ma.masked_invalid(_visible(_resampled(series, edges), look, low).T),
         aspect="auto",
         # Rows smaller than a pixel are mixed, so that regular networks show no moiré; larger rows have edges.
         interpolation="auto" if count > _MIXED else "nearest",
         extent=(edges[0], edges[-1], count - 0.5, -0.5),
-        cmap=colours,
+        cmap=colors,
         norm=(LogNorm if look.scale == "log" else Normalize)(low, high, clip=True),
     )
     figure = ax.get_figure()

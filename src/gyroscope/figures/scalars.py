@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from gyroscope.errors import FigureError
 from gyroscope.figures.drawing import finish, own_axes, span, thin
-from gyroscope.figures.over_depth import colours
+from gyroscope.figures.over_depth import colors
 from gyroscope.figures.run_data import Measured, RunLike, as_run, described
 from gyroscope.store.labels import literal
 
@@ -49,7 +49,7 @@ def scalars(
         [line] = target.plot(
             x[:, 0],
             y[:, 0],
-            color=colours(len(names))[place],
+            color=colors(len(names))[place],
             linestyle=_DASHES[place],
             linewidth=1.3,
             marker="o" if len(y) < 12 else "",

@@ -110,7 +110,7 @@ def batch_center_paths(gradient: Tensor) -> Paths:
     return Paths(gradient, -_mean(gradient).expand_as(gradient), torch.zeros_like(gradient))
 
 
-def centred_weight_gradient(activations: Tensor, gradient: Tensor) -> Tensor:
+def centered_weight_gradient(activations: Tensor, gradient: Tensor) -> Tensor:
     """Weight gradient of R = AWᵀ through batch centering, S = BC(R): W̄ = S̄ᵀÃ, with Ã = A − 1mᵀ (section 4.2).
 
     The mean of the activations does not matter: this is the gradient that centered activations would give. The same
@@ -125,7 +125,7 @@ def centred_weight_gradient(activations: Tensor, gradient: Tensor) -> Tensor:
         W̄, [D, D'].
 
     >>> a, s = torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [0.0]])
-    >>> centred_weight_gradient(a, s), centred_weight_gradient(a + 100, s)
+    >>> centered_weight_gradient(a, s), centered_weight_gradient(a + 100, s)
     (tensor([[-1.]]), tensor([[-1.]]))
     """
     if activations.dim() != 2 or gradient.dim() != 2 or len(activations) != len(gradient):

@@ -58,12 +58,12 @@ def properties(
 
     Returns:
         One dict per layer: `layer`; `scale_invariant`, which is "unit", "tensor", "no" or "undecided: no effect";
-        `centring` and `stochastic`, True, False, or None if the layer's output is not accessible; and the changes
+        `centering` and `stochastic`, True, False, or None if the layer's output is not accessible; and the changes
         `change_unit`, `change_tensor`, `change_shift`, `change_others`.
 
     >>> _ = torch.manual_seed(0)
     >>> (row,) = properties(nn.LayerNorm(8), torch.randn(6, 8))
-    >>> row["scale_invariant"], row["centring"], row["stochastic"]
+    >>> row["scale_invariant"], row["centering"], row["stochastic"]
     ('tensor', False, False)
     """
     positive("tolerance", tolerance, hint=f"{TOLERANCE}")
@@ -84,7 +84,7 @@ def comparison() -> list[dict[str, Any]]:
     Layer normalization and those above it act on a fully connected layer, the others on a convolution.
 
     >>> for row in comparison():
-    ...     print(f"{row['normalizer']:28} {row['scale_invariant']:7} {row['centring']!s:6} {row['stochastic']}")
+    ...     print(f"{row['normalizer']:28} {row['scale_invariant']:7} {row['centering']!s:6} {row['stochastic']}")
     none                         no      False  False
     batch norm                   unit    True   True
     batch centering              no      True   True
@@ -195,7 +195,7 @@ def _row(
     return {
         "layer": layer.name,
         "scale_invariant": verdict,
-        "centring": flags["shift"],
+        "centering": flags["shift"],
         "stochastic": None if flags["others"] is None else not flags["others"],
         "change_unit": unit,
         "change_tensor": tensor,

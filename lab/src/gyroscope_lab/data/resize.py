@@ -8,12 +8,12 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 from gyroscope_lab.errors import LabError
 
 
-def centre_crop(images: torch.Tensor, side: int) -> torch.Tensor:
+def center_crop(images: torch.Tensor, side: int) -> torch.Tensor:
     """Return the middle `side`×`side` pixels of `images`, [..., height, width].
 
     If they cannot be exactly in the middle, they are shifted by half a pixel to the top and left.
 
-    >>> centre_crop(torch.arange(16).reshape(4, 4), 2)
+    >>> center_crop(torch.arange(16).reshape(4, 4), 2)
     tensor([[ 5,  6],
             [ 9, 10]])
     """

@@ -48,7 +48,7 @@ _NEARLY = 0.1
 # The number of test images, and of standard errors beyond which two test errors do not differ by chance.
 _IMAGES, _APART = 10_000, 2.0
 # The colors of the depths, dark to light.
-_COLOURS = ("#440154", "#2c728e", "#28ae80", "#e8a500")
+_COLORS = ("#440154", "#2c728e", "#28ae80", "#e8a500")
 
 
 def _rows_of_paper(**rows: tuple[tuple[float, float], ...]) -> dict[Network, tuple[float, float]]:
@@ -458,13 +458,13 @@ def _draw_losses(found: Mapping[Network, Cell], architectures: Sequence[str]) ->
 
     figure = Figure(figsize=(8.6, 3.3), layout="constrained")
     axes = figure.subplots(1, len(architectures), sharex=True, sharey=True, squeeze=False)[0]
-    colours = dict(zip(sorted({network.depth for network in found}), _COLOURS, strict=False))
+    colors = dict(zip(sorted({network.depth for network in found}), _COLORS, strict=False))
     for letter, architecture, ax in zip("abcd", architectures, axes, strict=False):
-        for depth, colour in colours.items():
+        for depth, color in colors.items():
             cell = found.get(Network(architecture, depth))
             if cell is not None:
                 epochs = np.arange(1, len(cell.loss) + 1)
-                ax.plot(epochs, cell.loss, color=colour, linewidth=1.1, label=str(depth))
+                ax.plot(epochs, cell.loss, color=color, linewidth=1.1, label=str(depth))
         ax.set_title(f"({letter}) {architecture}", fontsize=10)
         ax.set_xlabel("epoch", fontsize=9)
         ax.grid(color="0.9", linewidth=0.6)
@@ -477,7 +477,7 @@ def _draw_losses(found: Mapping[Network, Cell], architectures: Sequence[str]) ->
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel("training loss", fontsize=9)
     lines = {line.get_label(): line for ax in axes for line in ax.lines}
-    shown = {str(depth): lines[str(depth)] for depth in colours}
+    shown = {str(depth): lines[str(depth)] for depth in colors}
     figure.legend(shown.values(), shown, title="layers", loc="outside right center", fontsize=8, title_fontsize=8)
     figure.suptitle("Training loss of residual networks, by depth", fontsize=11)
     return figure

@@ -329,24 +329,24 @@ def _grid(count: int, groups: int) -> tuple[int, int]:
     return -(-count // rows), rows * groups
 
 
-def _colours() -> dict[str, Any]:
-    from gyroscope.figures.drawing import colours
+def _colors() -> dict[str, Any]:
+    from gyroscope.figures.drawing import colors
 
-    return dict(zip(NETWORKS, colours(2), strict=True))
+    return dict(zip(NETWORKS, colors(2), strict=True))
 
 
 def _largest(ax: Axes, measured: Spectra, group: list[list[Line]]) -> None:
     from gyroscope.figures.drawing import edged, finish
 
-    colours = _colours()
+    colors = _colors()
     for at, lines in enumerate(group):
         for line in lines:
-            marker, colour = NETWORKS[line.network][1], colours[line.network]
-            fill = "none" if line.approximate else colour
+            marker, color = NETWORKS[line.network][1], colors[line.network]
+            fill = "none" if line.approximate else color
             size = 7 if line.approximate else 4
-            ax.plot(at, line.largest, marker, color=colour, markerfacecolor=fill, markersize=size, linestyle="")
+            ax.plot(at, line.largest, marker, color=color, markerfacecolor=fill, markersize=size, linestyle="")
             if _is_in_paper(measured, line):
-                ax.hlines(PAPER_LARGEST[line.network], at - 0.45, at + 0.45, color=colour, linestyle=":")
+                ax.hlines(PAPER_LARGEST[line.network], at - 0.45, at + 0.45, color=color, linestyle=":")
     symbols = [rf"${lines[0].symbol}$" for lines in group]
     ax.set_xticks(range(len(group)), symbols, fontsize=8)
     ax.set_xlim(-0.6, len(group) - 0.4)
@@ -361,18 +361,18 @@ def _kappa(ax: Axes, measured: Spectra, lines: list[Line], every: list[float], *
 
     from gyroscope.figures.drawing import edged, finish, say
 
-    colours, share = _colours(), 100 * np.array(measured.p)
+    colors, share = _colors(), 100 * np.array(measured.p)
     # One row at infinity for each series, the same in every panel.
     series = sorted({_series(line) for line in measured.lines})
     rows = edged(ax, every, above=len(series) if inf in every else 0).above
     for line in lines:
         kappa = np.array([nan if k is None else k for k in line.kappa])
-        colour, dash = colours[line.network], "--" if line.approximate else "-"
-        ax.plot(share, np.where(np.isinf(kappa), nan, kappa), dash, color=colour, linewidth=1.6)
+        color, dash = colors[line.network], "--" if line.approximate else "-"
+        ax.plot(share, np.where(np.isinf(kappa), nan, kappa), dash, color=color, linewidth=1.6)
         at = share[np.isinf(kappa)]
         if len(at):
-            row, fill = rows[series.index(_series(line))], "none" if line.approximate else colour
-            marks = Line2D(at, np.full(len(at), row), color=colour, marker="^", markerfacecolor=fill, linestyle="")
+            row, fill = rows[series.index(_series(line))], "none" if line.approximate else color
+            marks = Line2D(at, np.full(len(at), row), color=color, marker="^", markerfacecolor=fill, linestyle="")
             marks.set(markersize=3, markeredgewidth=0.6)
             ax.add_line(marks)
     ax.set_xlim(0, 103)
@@ -391,9 +391,9 @@ def _series(line: Line) -> tuple[int, bool]:
 def _legend(figure: Figure, measured: Spectra) -> None:
     from matplotlib.lines import Line2D
 
-    colours = _colours()
+    colors = _colors()
     handles = [
-        Line2D([], [], color=colours[name], marker=marker, markersize=4, label=label)
+        Line2D([], [], color=colors[name], marker=marker, markersize=4, label=label)
         for name, (label, marker) in NETWORKS.items()
     ]
     if any(line.approximate for line in measured.lines):

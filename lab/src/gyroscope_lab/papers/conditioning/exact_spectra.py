@@ -23,11 +23,11 @@ from gyroscope.passes import network as function_of
 from gyroscope_lab import models
 from gyroscope_lab.data.digits import stored_digits
 from gyroscope_lab.data.mnist import mnist
-from gyroscope_lab.data.resize import centre_crop, resize
+from gyroscope_lab.data.resize import center_crop, resize
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.models.mlp import Gain
 
-Normalization = Literal["unit", "centred", "standard"]
+Normalization = Literal["unit", "centered", "standard"]
 Statistics = Literal["frozen", "batch"]
 ApproximateLabels = Literal["true", "sampled"]
 Labels = Literal["model", "true"]
@@ -62,7 +62,7 @@ class Choices:
 
     samples: int | None = None
     crop: int = 20
-    normalization: Normalization = "centred"
+    normalization: Normalization = "centered"
     affine: bool = False
     gain: Gain = "ones"
     statistics: Statistics = "frozen"
@@ -97,7 +97,7 @@ class SmallImages:
 
 
 def small_images(
-    count: int, *, data: Path | str | None = None, crop: int = 20, normalization: Normalization = "centred"
+    count: int, *, data: Path | str | None = None, crop: int = 20, normalization: Normalization = "centered"
 ) -> SmallImages:
     """Return `count` images, the same in every call, or all if there are fewer.
 
@@ -106,9 +106,9 @@ def small_images(
         data: the folder of MNIST, whose training images are cropped and resized. Without it scikit-learn's 1,797 digits
             of 8×8 pixels stand in; they are only resized, so that their 144 pixels span 64 dimensions.
         crop: the side of the middle of MNIST's 28×28 pixels that is kept before resizing. The digits were fitted into
-            20×20 and then centred by mass: 20 keeps 97 % of the ink; 24 keeps all but 0.2 %, together with 8 of 144
+            20×20 and then centered by mass: 20 keeps 97 % of the ink; 24 keeps all but 0.2 %, together with 8 of 144
             pixels that fewer than one image in a hundred uses, "uninformative" in the paper's words.
-        normalization: "unit" for pixels from 0 to 1, "centred" for these less the mean of all pixels (one number),
+        normalization: "unit" for pixels from 0 to 1, "centered" for these less the mean of all pixels (one number),
             "standard" for these divided by the standard deviation of all pixels as well.
 
     >>> images = small_images(5, normalization="unit")
@@ -129,7 +129,7 @@ def small_images(
 
 def _mnist(folder: Path | str, crop: int) -> tuple[torch.Tensor, torch.Tensor]:
     split = mnist(folder)
-    return centre_crop(split.x_train, crop), split.y_train
+    return center_crop(split.x_train, crop), split.y_train
 
 
 def _digits() -> tuple[torch.Tensor, torch.Tensor]:

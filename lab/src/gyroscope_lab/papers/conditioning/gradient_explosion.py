@@ -237,7 +237,7 @@ def _draw(networks: Sequence[Course]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    from gyroscope.figures.drawing import depth_colours, finish
+    from gyroscope.figures.drawing import depth_colors, finish
 
     columns = len(networks)
     figure = Figure(figsize=(4.4 * columns + 1.0, 7.2), layout="constrained")
@@ -245,11 +245,11 @@ def _draw(networks: Sequence[Course]) -> Figure:
     for column, one in enumerate(networks):
         for row, (quantity, label) in enumerate(_ROWS):
             ax, values = axes[row, column], getattr(one, quantity)
-            colours = ["black", *depth_colours(max(1, len(values) - 1))]
+            colors = ["black", *depth_colors(max(1, len(values) - 1))]
             for iteration, line in enumerate(values):
                 at = np.arange(1, len(line) + 1)
                 width = 2.0 if iteration == 0 else 1.1
-                ax.plot(at, line, color=colours[iteration], linewidth=width, label=f"Iter{iteration}")
+                ax.plot(at, line, color=colors[iteration], linewidth=width, label=f"Iter{iteration}")
             ax.set_yscale("log")
             last = row == len(_ROWS) - 1
             title = f"({'abcdefgh'[column]}) {one.name}" if row == 0 else None

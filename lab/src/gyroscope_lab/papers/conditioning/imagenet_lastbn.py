@@ -95,7 +95,7 @@ _EPOCHS = {"smoke": 2, "small": 20}
 _SIDE = 32
 # A folder with more classes than this is too large for a test.
 _FEW = 20
-_COLOURS = {"ResNet": "#2c728e", "ResNet_LastBN": "#e8a500"}
+_COLORS = {"ResNet": "#2c728e", "ResNet_LastBN": "#e8a500"}
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ def _draw(found: Sequence[Trained]) -> Figure:
                 continue
             for errors, dash, name in ((one.training_errors, "-", "training"), (one.test_errors, "--", "test")):
                 epochs, label = np.arange(1, len(errors) + 1), f"{one.architecture}, {name}"
-                ax.plot(epochs, errors, dash, color=_COLOURS[one.architecture], linewidth=1.2, label=label)
+                ax.plot(epochs, errors, dash, color=_COLORS[one.architecture], linewidth=1.2, label=label)
         ax.set_title(f"({letter}) {depth} layers", fontsize=10)
         ax.set_xlabel("epoch", fontsize=9)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))

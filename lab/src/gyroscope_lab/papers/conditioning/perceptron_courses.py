@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from gyroscope.figures.drawing import Colour, Dash, Mark
+    from gyroscope.figures.drawing import Color, Dash, Mark
 
 Values = npt.NDArray[np.float64]
 #: The two initializations: their names in models, and in the paper.
@@ -176,9 +176,9 @@ Courses = Mapping[Kind, Course]
 #: The κ_p that figures 5 and A6 show; the paper does not state its own. A report's numbers hold all of them.
 SHARES = (0.5, 0.75)
 _SYMBOLS = {"x": r"\Sigma_x", "g": r"\Sigma_{\nabla h}"}
-_COLOURS: dict[str, Colour] = {"BN": (0.12, 0.47, 0.71, 1.0), "Plain": (0.84, 0.37, 0.0, 1.0)}
+_COLORS: dict[str, Color] = {"BN": (0.12, 0.47, 0.71, 1.0), "Plain": (0.84, 0.37, 0.0, 1.0)}
 _MARKERS = {"BN": "o", "Plain": "s"}
-_GREY: Colour = (0.25, 0.25, 0.25, 1.0)
+_GRAY: Color = (0.25, 0.25, 0.25, 1.0)
 _DASHES: tuple[Dash, ...] = (":", "--", "-")
 _LETTERS = "abcdefghij"
 
@@ -250,7 +250,7 @@ def draw_units(courses: Courses, about: About) -> Figure:
         for one in its:
             for place, dash in _whens(one.units[name]):
                 at = np.arange(1, one.units[name].shape[1] + 1)
-                ax.plot(at, one.units[name][place], dash, color=_COLOURS[one.kind.name], linewidth=1.3,
+                ax.plot(at, one.units[name][place], dash, color=_COLORS[one.kind.name], linewidth=1.3,
                         marker=_MARKERS[one.kind.name], markersize=3)  # fmt: skip
         finish(ax, xlabel="layer", ylabel=f"{name} neurons", title=f"({_LETTERS[column]}) {name} neurons, He start")
         _whole(ax)
@@ -326,7 +326,7 @@ def _by_layer(ax: Axes, its: Sequence[Course], values: Sequence[Values], label: 
     from gyroscope.figures.drawing import Line, draw_marked, finish
 
     lines = [
-        Line(its_values[place], number, _COLOURS[one.kind.name], dash, _MARKERS[one.kind.name])
+        Line(its_values[place], number, _COLORS[one.kind.name], dash, _MARKERS[one.kind.name])
         for number, (one, its_values) in enumerate(zip(its, values, strict=True))
         for place, dash in _whens(its_values)
     ]
@@ -341,7 +341,7 @@ def _losses(ax: Axes, its: Sequence[Course], about: About, title: str) -> None:
 
     for one in its:
         loss = np.array(one.result.loss)
-        ax.plot(np.arange(1, len(loss) + 1), loss, color=_COLOURS[one.kind.name], linewidth=1.3,
+        ax.plot(np.arange(1, len(loss) + 1), loss, color=_COLORS[one.kind.name], linewidth=1.3,
                 label=f"{one.kind.name}, rate {one.rate:g}")  # fmt: skip
     ax.axhline(np.log(10), color="0.7", linewidth=0.8, linestyle=":")
     edged(ax, [np.log(10), *(loss for one in its for loss in one.result.loss)])
@@ -362,11 +362,11 @@ def _legend(figure: Figure, its: Sequence[Course], marks: Iterable[Mark] = ()) -
     from gyroscope.figures.drawing import SAYS
 
     handles: list[Line2D] = [
-        Line2D([], [], color=_COLOURS[name], marker=_MARKERS[name], markersize=4, label=name)
+        Line2D([], [], color=_COLORS[name], marker=_MARKERS[name], markersize=4, label=name)
         for name in dict.fromkeys(one.kind.name for one in its)
     ]
     for dash, label in zip(_DASHES, ("first iteration", "half way", "end of training"), strict=True):
-        handles.append(Line2D([], [], color=_GREY, linestyle=dash, label=label))
+        handles.append(Line2D([], [], color=_GRAY, linestyle=dash, label=label))
     for mark in dict.fromkeys(marks):
-        handles.append(Line2D([], [], color=_GREY, linestyle="", marker=mark, markersize=4, label=SAYS[mark]))
+        handles.append(Line2D([], [], color=_GRAY, linestyle="", marker=mark, markersize=4, label=SAYS[mark]))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)

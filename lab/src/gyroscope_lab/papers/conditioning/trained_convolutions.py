@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gyroscope.figures.drawing import Colour, Dash, Mark
+    from gyroscope.figures.drawing import Color, Dash, Mark
 
 Values = npt.NDArray[np.float64]
 #: The rate of the setup that the paper follows; networks that do not converge take a tenth of it.
@@ -38,9 +38,9 @@ RATE = 0.1
 #: The κ_p of the figures. The paper's code has that of the whole spectrum; its text names no others. Our numbers do.
 SHARES = (0.5, 1.0)
 _FACTORS = {"x": "Σx", "g": "Σ∇h"}
-_COLOURS: dict[str, Colour] = {"BN": (0.12, 0.47, 0.71, 1.0), "Plain": (0.84, 0.37, 0.0, 1.0)}
+_COLORS: dict[str, Color] = {"BN": (0.12, 0.47, 0.71, 1.0), "Plain": (0.84, 0.37, 0.0, 1.0)}
 _MARKERS = {"BN": "o", "Plain": "s"}
-_GREY: Colour = (0.25, 0.25, 0.25, 1.0)
+_GRAY: Color = (0.25, 0.25, 0.25, 1.0)
 # The analyses of a training that are drawn.
 _WHEN: tuple[tuple[int, Dash, str], ...] = ((0, ":", "end of the first epoch"), (-1, "-", "of the last"))
 
@@ -256,7 +256,7 @@ def _draw(networks: Sequence[Network], others: Sequence[Network], *, shares: Seq
             marks += draw_marked(
                 ax,
                 [
-                    Line(one.kappa[factor][share][place], number, _COLOURS[one.name], dash, _MARKERS[one.name])
+                    Line(one.kappa[factor][share][place], number, _COLORS[one.name], dash, _MARKERS[one.name])
                     for number, one in enumerate(networks)
                     for place, dash, _ in _WHEN
                 ],
@@ -285,12 +285,12 @@ def _key(figure: Figure, networks: Sequence[Network], marks: Sequence[Mark]) -> 
     from gyroscope.figures.drawing import SAYS
 
     handles = [
-        Line2D([], [], color=_COLOURS[one.name], marker=_MARKERS[one.name], markersize=4, label=one.name)
+        Line2D([], [], color=_COLORS[one.name], marker=_MARKERS[one.name], markersize=4, label=one.name)
         for one in networks
     ]
-    handles += [Line2D([], [], color=_GREY, linestyle=dash, label=label) for _, dash, label in _WHEN]
+    handles += [Line2D([], [], color=_GRAY, linestyle=dash, label=label) for _, dash, label in _WHEN]
     handles += [
-        Line2D([], [], color=_GREY, linestyle="", marker=mark, markersize=4, label=SAYS[mark])
+        Line2D([], [], color=_GRAY, linestyle="", marker=mark, markersize=4, label=SAYS[mark])
         for mark in dict.fromkeys(marks)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
@@ -300,7 +300,7 @@ def _curve(ax: Axes, one: Network, *, dash: Dash) -> None:
     loss = np.array(one.result.loss)
     alone = "o" if np.isfinite(loss).sum() < 2 else ""
     ax.plot(
-        np.arange(1, len(loss) + 1), loss, color=_COLOURS[one.name], linestyle=dash, linewidth=1.3, marker=alone,
+        np.arange(1, len(loss) + 1), loss, color=_COLORS[one.name], linestyle=dash, linewidth=1.3, marker=alone,
         markersize=3, label=f"{one.name}, rate {one.rate:g}",
     )  # fmt: skip
 

@@ -58,7 +58,7 @@ PAPER = {
     "PreResNet_v1": "stuck, but for less long than ResNet",
 }
 # The colors, dark to light, so that an order of depths can be seen.
-_COLOURS = ("#440154", "#2c728e", "#28ae80", "#e8a500")
+_COLORS = ("#440154", "#2c728e", "#28ae80", "#e8a500")
 
 
 def depths(lab: Lab) -> list[Trial]:
@@ -482,14 +482,14 @@ def draw(courses: Mapping[str, Course], *, heading: str, legend: str = "") -> Fi
     zeros = False
     for letter, (quantity, title), ax in zip("abcd", PANELS.items(), axes, strict=True):
         values = {name: getattr(course.followed, quantity) for name, course in courses.items()}
-        colours = dict(zip(courses, _COLOURS, strict=False))
+        colors = dict(zip(courses, _COLORS, strict=False))
         for name, its in values.items():
-            ax.plot(np.arange(1, len(its) + 1), its, color=colours[name], linewidth=0.9, label=name)
+            ax.plot(np.arange(1, len(its) + 1), its, color=colors[name], linewidth=0.9, label=name)
         # A logarithmic axis has no place for zeros, and a curve that ends in them would look like one that was stopped.
         off = {name: np.flatnonzero(its == 0) + 1 for name, its in values.items() if (its == 0).any()}
         edges = edged(ax, np.concatenate(list(values.values())), below=len(off))
         for (name, steps), y in zip(off.items(), edges.below, strict=True):
-            ax.plot(steps, np.full(len(steps), y), color=colours[name], linestyle="", marker="|", markersize=5)
+            ax.plot(steps, np.full(len(steps), y), color=colors[name], linestyle="", marker="|", markersize=5)
         say(ax, "0", edges.below)
         zeros = zeros or bool(off)
         if quantity == "loss":

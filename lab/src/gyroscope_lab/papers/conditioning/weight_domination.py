@@ -303,8 +303,8 @@ def _draw(found: Mapping[str, Cell], task: Task, *, heading: str, of_steps: bool
     width = task.schedule.passes if of_steps else 1
     for number, (code, cell) in enumerate(found.items()):
         times = width * (np.arange(len(cell.loss)) + 0.5)
-        colour = "black" if "0" not in code else f"C{number - 1}"
-        ax.plot(times, cell.loss, color=colour, linewidth=1.8 if "0" not in code else 1.2, label=code)
+        color = "black" if "0" not in code else f"C{number - 1}"
+        ax.plot(times, cell.loss, color=color, linewidth=1.8 if "0" not in code else 1.2, label=code)
     ax.set_yscale("log")
     finish(ax, xlabel="iteration" if of_steps else "epoch", ylabel="training loss", title=heading)
     ax.legend(title="0: blocked", fontsize=8, title_fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))

@@ -421,9 +421,9 @@ def draw(by_name: dict[str, tuple[Pair, Twins]]) -> Figure:
     styles = dict(zip(by_name, ("C0-", "C2-", "C4-", "C3-", "C0:", "C3:", "k-", "C1-", "0.6"), strict=True))
     for name, (_, twins) in by_name.items():
         style = styles[name]
-        colour, dash = (style, "-") if style[0] == "0" else (style[:-1], style[-1])
+        color, dash = (style, "-") if style[0] == "0" else (style[:-1], style[-1])
         shown = [apart if apart > 0 else np.nan for apart in twins.apart]
-        left.plot(twins.steps, shown, color=colour, linestyle=dash, linewidth=1.3, label=name)
+        left.plot(twins.steps, shown, color=color, linestyle=dash, linewidth=1.3, label=name)
     left.set_ylim(1e-17, 1e12)
     left.legend(fontsize=7, loc="upper left", ncols=2, columnspacing=1.0, handlelength=1.5)
     _finish(left, "largest difference of outputs, relative", "Outputs compared with those with weight decay")

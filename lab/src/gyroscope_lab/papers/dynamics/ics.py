@@ -56,8 +56,8 @@ _FACTOR, _SHARE = 2.0, 0.1
 # The predicted vectors count as found from this share within the measured ones, in percent.
 _WITHIN = 70.0
 # The networks whose curvature is measured.
-PLAIN, FIXED, CENTRED, THROUGH = "plain", "BN, statistics fixed", "BN, fixed, inputs centred", "BN"
-_COLORS = {PLAIN: "C0", FIXED: "C2", CENTRED: "0.6", THROUGH: "C3"}
+PLAIN, FIXED, CENTERED, THROUGH = "plain", "BN, statistics fixed", "BN, fixed, inputs centered", "BN"
+_COLORS = {PLAIN: "C0", FIXED: "C2", CENTERED: "0.6", THROUGH: "C3"}
 # Losses above this have diverged, and are left out of the figure.
 _SHOWN = 10.0
 _METHODS = {"SGD": "C0", "SGD, BN": "C3", "quasi-diagonal": "C1", "K-FAC": "C4"}
@@ -116,7 +116,7 @@ def report(
 def _row(name: str, when: str, one: dict[str, Any]) -> tuple[Any, ...]:
     predicted, measured = np.array(one["predicted"]), np.array(one["measured"])
     # Through the statistics, S is 0 up to rounding, and centered inputs have no m: no outliers are predicted.
-    none = name == CENTRED or predicted[0] < 1e-12 * measured[0]
+    none = name == CENTERED or predicted[0] < 1e-12 * measured[0]
     ratio = None if none else float(np.median(measured / predicted))
     within = None if none else 100 * one["share"]
     return (name, when, one["nu"], 0.0 if none else float(predicted[0]), float(measured[0]), ratio, within,
@@ -128,7 +128,7 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Verdict]:
     ratios = [np.array(one["measured"]) / np.array(one["predicted"]) for one in plain]
     within = [100 * one["share"] for one in plain]
     there, left, through = ([spectra[name][when]["measured"][0] for when in ("start", "end")]
-                            for name in (FIXED, CENTRED, THROUGH))  # fmt: skip
+                            for name in (FIXED, CENTERED, THROUGH))  # fmt: skip
     falls = [_times(one, other) for one, other in zip(there, through, strict=True)]
     by_centering = [_times(one, other) for one, other in zip(there, left, strict=True)]
     return [
@@ -145,7 +145,7 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Verdict]:
             f"the largest eigenvalue is {falls[0]:.1f} and {falls[1]:.1f} times smaller through the statistics than "
             f"with fixed statistics, at the start and at the end; centered inputs make it {by_centering[0]:.1f} and "
             f"{by_centering[1]:.1f} times smaller. It is then {_beside(spectra[THROUGH])} times the mean of the "
-            f"others, with centered inputs {_beside(spectra[CENTRED])} times",
+            f"others, with centered inputs {_beside(spectra[CENTERED])} times",
             # As small as without means; if centering changes nothing, there is nothing to remove.
             max(_times(*pair) for pair in zip(through, left, strict=True)) < 1 + _SHARE
             if min(by_centering) > 1 + _SHARE
@@ -225,7 +225,7 @@ def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, 
     left, middle, right = figure.subplots(1, 3)
     for name, one in spectra.items():
         # The prediction with fixed statistics is the part that centering has to remove.
-        of = spectra[FIXED] if name in (CENTRED, THROUGH) else one
+        of = spectra[FIXED] if name in (CENTERED, THROUGH) else one
         for when, marker in (("start", "o"), ("end", "^")):
             left.loglog(of[when]["predicted"], one[when]["measured"], marker, markersize=4, color=_COLORS[name],
                         fillstyle="none" if when == "start" else "full", label=f"{name}, {when}")  # fmt: skip
@@ -264,7 +264,7 @@ _DAMPING, _CLIP = 0.03, 0.1
 # same.
 _STEPS, _SHORT, _SAME = 20, 1e-3, 1e-3
 # The methods of the trainings whose curvature is measured: without normalization it is plain gradient descent.
-_LOOKED_AT: dict[Method, tuple[str, ...]] = {"SGD": (PLAIN,), "SGD, BN": (FIXED, CENTRED, THROUGH)}
+_LOOKED_AT: dict[Method, tuple[str, ...]] = {"SGD": (PLAIN,), "SGD, BN": (FIXED, CENTERED, THROUGH)}
 
 
 @dataclass(frozen=True)
@@ -434,7 +434,7 @@ def spectra(lab: Lab, found: list[Curve]) -> dict[str, dict[str, Any]]:
         found: the curves, for the rates to train at.
 
     Returns:
-        By the names "plain", "BN, statistics fixed", "BN, fixed, inputs centred" and "BN": "start" and "end", each
+        By the names "plain", "BN, statistics fixed", "BN, fixed, inputs centered" and "BN": "start" and "end", each
         with `nu`, `predicted`, `measured`, `within` and the `share` of the predicted vectors within the measured ones,
         None if there is no mean.
     """
@@ -468,21 +468,21 @@ def _outliers(model: nn.Module, x: torch.Tensor, y: torch.Tensor, layer: str) ->
         norm.momentum = 1.0  # the statistics of exactly these examples
     own(x)
     fixed = outliers(own.eval(), F.cross_entropy, (x, y), layer, count=_OUTLIERS)
-    centred = _without_mean(own, x, y, layer, fixed.mean)
-    return {FIXED: _told(fixed), CENTRED: _told(centred), THROUGH: _told(through)}
+    centered = _without_mean(own, x, y, layer, fixed.mean)
+    return {FIXED: _told(fixed), CENTERED: _told(centered), THROUGH: _told(through)}
 
 
 def _without_mean(model: nn.Module, x: torch.Tensor, y: torch.Tensor, layer: str, mean: torch.Tensor) -> Outliers:
-    other, name = centred_at(model, layer, mean)
+    other, name = centered_at(model, layer, mean)
     return outliers(other, F.cross_entropy, (x, y), name, count=_OUTLIERS)
 
 
-def centred_at(model: nn.Module, layer: str, mean: torch.Tensor) -> tuple[nn.Module, str]:
+def centered_at(model: nn.Module, layer: str, mean: torch.Tensor) -> tuple[nn.Module, str]:
     """An equivalent network in which the inputs of a layer are centered, and the name of that layer in it.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     >>> x = torch.randn(9, 2)
-    >>> other, name = centred_at(net, "1", net[0](x).mean(0))
+    >>> other, name = centered_at(net, "1", net[0](x).mean(0))
     >>> name, torch.allclose(other(x), net(x), atol=1e-6), other[1][0](net[0](x)).mean(0).abs().max() < 1e-6
     ('1.1', True, tensor(True))
     """
@@ -512,6 +512,6 @@ def conclude(lab: Lab) -> Report:
 
 
 STUDIES = (
-    Study("dynamics/ics", "Section 3: uncentred activations, the outliers of the curvature, and their cost", trials,
+    Study("dynamics/ics", "Section 3: uncentered activations, the outliers of the curvature, and their cost", trials,
           conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from gyroscope.conditioning import outliers
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.models.mlp import mlp
-from gyroscope_lab.papers.dynamics.ics import centred_at
+from gyroscope_lab.papers.dynamics.ics import centered_at
 from gyroscope_lab.papers.dynamics.measurements import dtype_of, followed, gain, kept, split_of, training_of
 from gyroscope_lab.papers.dynamics.schedules import nothing_trained
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: What derivatives are taken through, by name: (through μ, through σ).
 WAYS = {"all of it": (True, True), "μ held": (False, True), "μ and σ held": (False, False)}
-CENTRED = "inputs centered"
+CENTERED = "inputs centered"
 _WHEN = ("start", "end")
 _LAYER, _NORM = "linear2", "norm2"
 _PIXELS = {"digits": 64, "mnist": 784}
@@ -128,8 +128,8 @@ def largest(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
         told = outliers(own, F.cross_entropy, (x, y), _LAYER, count=1)
         found[name] = float(told.measured[0])
     norm.through = WAYS["all of it"]
-    other, layer = centred_at(own, _LAYER, told.mean)
-    found[CENTRED] = float(outliers(other, F.cross_entropy, (x, y), layer, count=1).measured[0])
+    other, layer = centered_at(own, _LAYER, told.mean)
+    found[CENTERED] = float(outliers(other, F.cross_entropy, (x, y), layer, count=1).measured[0])
     return found
 
 
@@ -151,7 +151,7 @@ def measured(lab: Lab, setting: Setting) -> dict[str, Any]:
 
 def report(runs: Sequence[dict[str, Any]]) -> Report:
     """The figure, the table and the verdicts, from the measurements of all seeds."""
-    names = (*WAYS, CENTRED)
+    names = (*WAYS, CENTERED)
     rows = tuple(
         (when, *(float(np.exp(np.mean([np.log(run[when][name]) for run in runs]))) for name in names)) for when in _WHEN
     )
@@ -163,7 +163,7 @@ def report(runs: Sequence[dict[str, Any]]) -> Report:
             _verdict(
                 runs, "layer normalization does not eliminate the outliers of uncentered activations",
                 "you can check that it does not", "with centered inputs the largest eigenvalue is",
-                ("all of it", CENTRED),
+                ("all of it", CENTERED),
             ),
             _verdict(
                 runs, "its centering step attenuates them", "an open question",
@@ -195,7 +195,7 @@ def _figure(runs: Sequence[dict[str, Any]]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-    names = (*WAYS, CENTRED)
+    names = (*WAYS, CENTERED)
     for ax, when in zip(figure.subplots(1, 2, sharey=True), _WHEN, strict=True):
         for run in runs:
             ax.semilogy(range(len(names)), [run[when][name] for name in names], "o-", color="C0", markersize=4)

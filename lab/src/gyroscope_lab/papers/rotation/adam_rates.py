@@ -182,8 +182,8 @@ def _draw(by_rate: Mapping[float, Cell], sgd: Cell | None, told: float | None) -
     figure = Figure(figsize=(8.4, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for place, (power, cell) in enumerate(by_rate.items()):
-        colour = matplotlib.colormaps["viridis"](0.85 * place / max(1, len(by_rate) - 1))
-        left.plot(_mean(cell)[: _SHOWN + 1], color=colour, label=f"$3^{{{power:g}}}$")
+        color = matplotlib.colormaps["viridis"](0.85 * place / max(1, len(by_rate) - 1))
+        left.plot(_mean(cell)[: _SHOWN + 1], color=color, label=f"$3^{{{power:g}}}$")
     if sgd is not None:
         left.plot(_mean(sgd)[: _SHOWN + 1], "--", color="0.5", label="SGD, $3^{-3}$")
     powers = list(by_rate)

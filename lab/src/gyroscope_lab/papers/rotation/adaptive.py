@@ -634,9 +634,9 @@ def _draw(
 
 def _lines(ax: Axes, shown: Sequence[Cell], which: Literal["accuracy", "validation"]) -> None:
     styles = _STYLES if len(shown) == len(_STYLES) else (_STYLES[0], _STYLES[2])
-    for cell, (colour, style, width) in zip(shown, styles, strict=True):
+    for cell, (color, style, width) in zip(shown, styles, strict=True):
         its = curve(cell, which)
-        ax.plot(range(1, len(its) + 1), its, color=colour, linestyle=style, linewidth=width, label=title(cell.recipe))
+        ax.plot(range(1, len(its) + 1), its, color=color, linestyle=style, linewidth=width, label=title(cell.recipe))
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
 

@@ -123,9 +123,9 @@ def _draw(formula: Lines, stepped: Lines) -> Figure:
         for size in SIZES:
             line = formula[sign * size]
             places = [index / len(line) for index in range(len(line))]
-            colour = matplotlib.colormaps["viridis"](size)
-            ax.plot(places, line, color=colour, label=f"{size:g}")
-            ax.plot(places, stepped[sign * size], ".", color=colour, markersize=5)
+            color = matplotlib.colormaps["viridis"](size)
+            ax.plot(places, line, color=color, label=f"{size:g}")
+            ax.plot(places, stepped[sign * size], ".", color=color, markersize=5)
         ax.set_title(words, fontsize=10)
         ax.set_xlabel("layer index $l$ / number of layers $L$", fontsize=9)
         ax.set_xlim(0, 1)

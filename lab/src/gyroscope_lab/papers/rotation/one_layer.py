@@ -171,7 +171,7 @@ def figure1(lab: Lab) -> Report:
     ]
     figure = Figure(figsize=(5.0, 3.4), layout="constrained")
     ax = figure.subplots()
-    _by_layer(ax, plan.layers, found, colour="C0", label="here")
+    _by_layer(ax, plan.layers, found, color="C0", label="here")
     if lab.scale == "full":
         ax.plot(plan.layers, FIGURE1, "s--", color="0.6", label="paper")
         ax.legend(fontsize=8)
@@ -192,8 +192,8 @@ def figure8(lab: Lab) -> Report:
     course = _course(lab)
     figure = Figure(figsize=(9.0, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _by_layer(left, plan.layers, orthogonal, colour="C1", label="orthogonal")
-    _by_layer(left, plan.layers, glorot, colour="C0", label="Glorot")
+    _by_layer(left, plan.layers, orthogonal, color="C1", label="orthogonal")
+    _by_layer(left, plan.layers, glorot, color="C0", label="Glorot")
     left.legend(fontsize=8, title="initialization", title_fontsize=8)
     left.set_title("One layer trained alone", fontsize=10)
     right.plot(course.epochs, course.silhouettes, "o-", markersize=3, color="C0")
@@ -338,9 +338,9 @@ def _deviation(values: npt.NDArray[np.float64]) -> float | None:
     return float(values.std(ddof=1)) if len(values) > 1 else None
 
 
-def _by_layer(ax: Axes, layers: Sequence[int], found: Outcome, *, colour: str, label: str) -> None:
+def _by_layer(ax: Axes, layers: Sequence[int], found: Outcome, *, color: str, label: str) -> None:
     spread = found.test.std(axis=0, ddof=1) if len(found.test) > 1 else None
-    ax.errorbar(layers, found.means, yerr=spread, fmt="o-", capsize=2, color=colour, label=label)
+    ax.errorbar(layers, found.means, yerr=spread, fmt="o-", capsize=2, color=color, label=label)
     ax.set_xticks(list(layers))
     ax.set_xlabel("index of the trained layer", fontsize=9)
     ax.set_ylabel("test accuracy (%)", fontsize=9)

@@ -209,10 +209,10 @@ def _draw(rows: Sequence[Row], *, dotted: Mapping[str, Mapping[str, Sequence[flo
     for line, (name, row, curves) in zip(axes, rows, strict=True):
         for ax, column in zip(line, row, strict=True):
             for place, recipe in enumerate(column.recipes):
-                colour = matplotlib.colormaps["viridis"](0.9 * place / max(1, len(column.recipes) - 1))
+                color = matplotlib.colormaps["viridis"](0.9 * place / max(1, len(column.recipes) - 1))
                 its, told = np.asarray(curves[recipe.name]), dotted.get(name, {}).get(recipe.name, ())
-                ax.plot(range(1, len(its) + 1), its, color=colour, linewidth=1.3, label=_label(column, recipe))
-                ax.plot(range(1, len(told) + 1), told, color=colour, linewidth=1, linestyle=":")
+                ax.plot(range(1, len(its) + 1), its, color=color, linewidth=1.3, label=_label(column, recipe))
+                ax.plot(range(1, len(told) + 1), told, color=color, linewidth=1, linestyle=":")
             ax.set_title(column.title, fontsize=9)
             ax.legend(fontsize=7, loc="upper right")
             ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -164,11 +164,11 @@ def _draw(lines: Lines) -> Figure:
     axes = figure.subplots(1, 3, sharey=True)
     for ax, (method, its) in zip(axes, lines.items(), strict=True):
         for place, (factor, line) in enumerate(its.items()):
-            colour = matplotlib.colormaps["viridis"](0.85 * place / max(1, len(its) - 1))
+            color = matplotlib.colormaps["viridis"](0.85 * place / max(1, len(its) - 1))
             rates = [3.0**power for power in line]
             tests, trains = [cell.test for cell in line.values()], [cell.train for cell in line.values()]
-            ax.plot(rates, tests, "o-", color=colour, markersize=4, label=f"$f = 3^{{{factor}}}$")
-            ax.plot(rates, trains, ":", color=colour)
+            ax.plot(rates, tests, "o-", color=color, markersize=4, label=f"$f = 3^{{{factor}}}$")
+            ax.plot(rates, trains, ":", color=color)
         ax.set_xscale("log", base=3)
         ax.set_title(method, fontsize=10)
         ax.set_xlabel("ρ(0)" if method == LAYCA else "initial learning rate", fontsize=9)

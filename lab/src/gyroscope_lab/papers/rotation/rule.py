@@ -330,10 +330,10 @@ def _draw(rows: Mapping[str, Row], found: Mapping[str, Correlations]) -> Figure:
         for ax, (which, label) in zip(column, panels.items(), strict=True):
             for one, cell in row:
                 place = cell.mean_rotation if which == "mean" else least(cell)
-                colour = f"C{KINDS.index(one.kind)}"
-                face = colour if counts(cell, FITS) else "none"
+                color = f"C{KINDS.index(one.kind)}"
+                face = color if counts(cell, FITS) else "none"
                 # Rounding may leave a layer that did not turn a little on either side of 0.
-                ax.plot(max(place, _NONE), cell.test, MARKS[one.kind], color=colour, markerfacecolor=face, markersize=6)
+                ax.plot(max(place, _NONE), cell.test, MARKS[one.kind], color=color, markerfacecolor=face, markersize=6)
             its = found[name][main, which]
             numbers = f"Kendall's τ {its.kendall:+.2f}, Spearman's ρ {its.spearman:+.2f}"
             ax.set_title(f"{name}, {its.count} of {len(row)} count\n{numbers}", fontsize=9)

@@ -149,8 +149,8 @@ def draw(task: str, paired: list[tuple[Moments, Percentiles | None]]) -> Figure:
     for ax, (one, told) in zip(axes, paired, strict=True):
         shift = 0.0 if told is None else 0.17
         if told is not None:
-            _bars(ax, told, at=shift, colour="0.6", label="paper")
-        _bars(ax, one.percentiles, at=-shift, colour="C0", label="here")
+            _bars(ax, told, at=shift, color="0.6", label="paper")
+        _bars(ax, one.percentiles, at=-shift, color="C0", label="here")
         ax.set_title(f"epoch {_number(one.epoch)}", fontsize=10)
         ax.set_xlabel("layer, in forward order", fontsize=9)
         ax.spines[["top", "right"]].set_visible(False)
@@ -163,13 +163,13 @@ def draw(task: str, paired: list[tuple[Moments, Percentiles | None]]) -> Figure:
     return figure
 
 
-def _bars(ax: Axes, percentiles: Percentiles, *, at: float, colour: str, label: str) -> None:
+def _bars(ax: Axes, percentiles: Percentiles, *, at: float, color: str, label: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     low, middle, high = percentiles.T
     places = np.arange(1, len(middle) + 1) + at
     ax.errorbar(places, middle, yerr=np.stack([middle - low, high - middle]), fmt="o", markersize=3, capsize=2,
-                elinewidth=1, color=colour, label=label)  # fmt: skip
+                elinewidth=1, color=color, label=label)  # fmt: skip
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
 
 
