@@ -39,8 +39,9 @@ def write_queue(out: Path) -> None:
 
     kept, path = out / "runs", out / "queue.md"
     try:
-        entries = queue.missing_trials(Lab(Archive(kept), "full"))
-        queue.write(entries, path, kept=sum(1 for _ in kept.glob("*/*/result.json")))
+        lab = Lab(Archive(kept), "full")
+        entries = queue.missing_trials(lab)
+        queue.write(entries, path, kept=queue.kept_trials(lab))
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
     echo(f"Wrote {path}: {len(entries)} trainings")

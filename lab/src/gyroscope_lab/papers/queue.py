@@ -120,6 +120,15 @@ def missing_trials(lab: Lab) -> list[Entry]:
     return _after_sources(ordered, listed, lab.archive)
 
 
+def kept_trials(lab: Lab) -> int:
+    """Return how many full-scale trials of the studies the laboratory's archive holds.
+
+    >>> kept_trials(Lab(Archive("no/such/folder")))
+    0
+    """
+    return sum(lab.archive.result(one.trial) is not None for one in _catalog().values())
+
+
 def wanted(entries: Sequence[Entry], runs: Archive, kept: Archive) -> list[Entry]:
     """Return the entries of a queue that neither archive has a result of.
 
@@ -137,12 +146,12 @@ def write(entries: Sequence[Entry], path: Path, *, kept: int) -> None:
     Args:
         entries: the trials, most valuable first.
         path: the file, replaced as a whole.
-        kept: how many trainings are kept already.
+        kept: how many full-scale trainings are kept already.
     """
     unpriced = sum(one.seconds is None for one in entries)
     parts = [
         "# The queue of full-scale trainings",
-        f"{len(entries):,} trainings of the papers' protocol are missing, {kept:,} are kept. The missing ones take "
+        f"{len(entries):,} full-scale trainings are missing, {kept:,} are kept. The missing ones take "
         f"about {_minutes(entries) / 60:,.0f} hours on one H200"
         + (f", and {unpriced} of them have no price yet." if unpriced else "."),
         "`gyroscope reproduce --queue` makes this file from the studies and from `runs/`, most valuable first. "
