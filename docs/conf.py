@@ -13,6 +13,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "api"))  # reference.py and command_line.py
 
+from docutils import nodes  # noqa: E402
+from latex2mathml.converter import convert  # noqa: E402
+
 import gyroscope  # noqa: E402
 
 project = "Gyroscope"
@@ -48,8 +51,9 @@ if os.environ.get("GYROSCOPE_DOCS_INTERSPHINX"):
     }
 
 # Markdown as GitHub reads it, with what the front page and the tutorials need.
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
+html_math_renderer = "mathml"  # formulas without scripts
 
 # Tutorials are executed. Outputs are kept for as long as neither the tutorial nor the library changes.
 _SOURCES = sorted(file for package in ("src", "lab/src") for file in (HERE.parent / package).rglob("*.py"))
@@ -136,8 +140,17 @@ def _read(app: Any, docname: str, source: list[str]) -> None:
     source[0] = _LINK.sub(adapted, source[0])
 
 
+def _write_formula(writer: Any, node: Any) -> None:
+    """Write a formula as MathML, which browsers draw by themselves."""
+    display = "block" if isinstance(node, nodes.math_block) else "inline"
+    formula = convert(node.astext(), display=display)
+    writer.body.append(f'<div class="math">{formula}</div>' if display == "block" else formula)
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
     """Connect to Sphinx."""
+    app.add_html_math_renderer("mathml", (_write_formula, None), (_write_formula, None))
     # Where a build fails early, the theme would copy its logo to a file of this name.
     Path(app.outdir, "_static").mkdir(parents=True, exist_ok=True)
     app.connect("source-read", _read)

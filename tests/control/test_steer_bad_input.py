@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gyroscope import Layca, steer
-from gyroscope.control import lars
+from gyroscope.control import lars, presets
 from gyroscope.errors import ControlError, LayerError
 
 
