@@ -137,7 +137,7 @@ def test_a_child_that_has_ended_before_it_is_asked_is_the_same_warning(tmp_path,
     monkeypatch.setattr(live_page, "_PROGRAM", "raise SystemExit")
     monkeypatch.setattr(live_page.subprocess, "Popen", Ended)
     assert live_page.show(tmp_path, 0) is None
-    assert "training goes on: its process has ended at once." in caplog.text
+    assert "training continues: its process has ended at once." in caplog.text
 
 
 def test_a_child_that_ends_at_once_is_a_warning(tmp_path, children, caplog, monkeypatch):

@@ -86,7 +86,7 @@ def test_again_trains_anew_on_ranks_too(
 
 def test_a_group_that_torchrun_did_not_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(LabError, match="start with torchrun --nproc-per-node 2"), ranks.process_group():
+    with pytest.raises(LabError, match="Start with torchrun --nproc-per-node 2"), ranks.process_group():
         pass
 
 

@@ -42,6 +42,7 @@ OTHERS = {
         "tests": {"tests": "best"},
         "stop_at": {"stop_at": 1e-4},
         "fails": {"fails": (7, 0.2)},
+        "test_loss": {"test_loss": True},
     },
     Recipe: {
         "rate": {"rate": 0.2},
@@ -70,6 +71,7 @@ OTHERS = {
         "passes": {"passes": 2},
         "restarts": {"restarts": True},
         "drawn": {"drawn": 3},
+        "cosine": {"cosine": True, "cuts": ()},
     },
     Source: {
         "name": {"name": "mnist"},
@@ -79,6 +81,7 @@ OTHERS = {
         "seed": {"seed": 2},
         "side": {"name": "imagenet", "side": 32},
         "context": {"name": "shakespeare", "context": 64},
+        "characters": {"name": "shakespeare", "characters": 100_000},
     },
     Augmentation: {
         "shift": {"shift": 2},
