@@ -101,6 +101,7 @@ bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results
 	$(BIN)/python benchmarks/monitor_cost.py --device cpu
 	$(BIN)/python benchmarks/monitor_cost.py --device cpu --budget
 	$(BIN)/python benchmarks/run_store.py
+	$(BIN)/python benchmarks/growth.py --device cpu
 	$(BIN)/python benchmarks/start_up.py
 	$(BIN)/python benchmarks/conditioning_cost.py --device cpu
 	$(BIN)/python benchmarks/report.py

@@ -168,6 +168,7 @@ def ratios(result: dict[str, Any]) -> dict[str, Any]:
             rows[f"{mode}: layca sgd / fused sgd-momentum"] = t["layca sgd"] / base
             if "layca sgd native" in t:
                 rows[f"{mode}: layca sgd native / fused sgd-momentum"] = t["layca sgd native"] / base
+                rows[f"{mode}: layca adam native / fused adam"] = t["layca adam native"] / t["torch adam fused"]
             rows[f"{mode}: layca sgd-momentum / fused sgd-momentum"] = t["layca sgd-momentum"] / base
             rows[f"{mode}: layca adam / fused adam"] = t["layca adam"] / t["torch adam fused"]
             rows[f"{mode}: layca adamw / fused adamw"] = t["layca adamw"] / t["torch adamw fused"]
