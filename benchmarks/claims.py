@@ -154,7 +154,7 @@ def summary() -> list[str]:
         link = f"[{title}](#{title.lower().replace(' ', '-')})"
         counts = (words["shown"], words["not shown"], words["undecided"])
         lines.append((link, len(its), *counts, trainings(paper), span(seeds)))
-    columns = ("", "studies", "claims shown", "not shown", "undecided", "trainings kept", "seeds")
+    columns = ("", "studies", "claims shown", "not shown", "undecided", "full-scale trainings kept", "seeds")
     return Table("", columns, tuple(lines)).markdown().splitlines()
 
 
