@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any
 
 import numpy as np
@@ -197,6 +197,11 @@ def deviation(cell: Cell) -> float | None:
     """The standard deviation of `loss_of` over seeds; None for one seed."""
     values = [loss_of(cell.task, result) for result in cell.results]
     return float(np.std(values, ddof=1)) if len(values) > 1 and all(map(isfinite, values)) else None
+
+
+def standard_error(*cells: Cell) -> float:
+    """The standard error of a sum or difference of scores, over seeds; a cell with one seed adds nothing."""
+    return sqrt(sum((deviation(cell) or 0.0) ** 2 / len(cell.results) for cell in cells))
 
 
 def decided(lab: Lab, cells: Sequence[Cell]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from gyroscope_lab.engine.laboratory import Lab
@@ -21,10 +20,10 @@ from gyroscope_lab.papers.beyond.problems import (
     VIT,
     Problem,
     decided,
-    deviation,
     raw,
     score,
     seeds,
+    standard_error,
     steered,
     tolerance,
     unit,
@@ -62,7 +61,7 @@ class Pair:
     @property
     def noise(self) -> float:
         """The standard error of the gain over seeds; 0 for one seed."""
-        return sqrt(sum((deviation(one) or 0.0) ** 2 / len(one.results) for one in (self.on, self.off)))
+        return standard_error(self.on, self.off)
 
     @property
     def counts(self) -> bool:

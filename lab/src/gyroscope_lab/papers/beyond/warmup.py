@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, sqrt
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from gyroscope_lab.engine.laboratory import Lab
@@ -22,10 +22,10 @@ from gyroscope_lab.papers.beyond.problems import (
     NATS,
     adamw,
     decided,
-    deviation,
     raw,
     score,
     seeds,
+    standard_error,
     steered,
     warmed,
 )
@@ -110,7 +110,7 @@ class Gain:
     @property
     def noise(self) -> float:
         """The standard error of the gain over seeds; 0 for one seed."""
-        return sqrt(sum((deviation(one) or 0.0) ** 2 / len(one.results) for one in (self.without, self.warm)))
+        return standard_error(self.without, self.warm)
 
     @property
     def needed(self) -> bool:
