@@ -27,11 +27,11 @@ from gyroscope.monitor import live_page
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the shell that runs the tests may have it ignored
 address = live_page.show(Path(sys.argv[1]), 0)
 if "fork" in sys.argv and os.fork() == 0:  # as a data loader does, which may outlive the training
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\\n".encode())  # at once: two processes write lines here
     os.close(1)
     time.sleep(60)
     os._exit(0)
-print(address, live_page._children[0]._process.pid, flush=True)
+os.write(1, f"{address} {live_page._children[0]._process.pid}\\n".encode())
 sys.stdin.readline()
 """
 
