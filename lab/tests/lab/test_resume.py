@@ -71,7 +71,7 @@ def assert_same_folders(one, other):
             assert np.array_equal(curves[name][both], others_curves[name][both]), name
     left = {path.name for path in other.iterdir()}
     assert checkpoint.FILE not in left
-    assert not any(name.endswith((".new", "-wal", "-shm")) for name in left)
+    assert [name for name in left if name.endswith((".new", "-wal", "-shm"))] == []
 
 
 def recipes():
