@@ -3,7 +3,7 @@ from math import log2
 import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.beyond.transfer import STUDIES, curves, kinds, sized, trials
+from gyroscope_lab.papers.beyond.transfer import MOVES, STUDIES, curves, kinds, sized, trials
 from gyroscope_lab.training.archive import Archive
 from lab.made_lab import raw
 from lab.test_study_no_tuning import lab_of, made
@@ -58,10 +58,15 @@ def test_how_far_the_best_rate_moves_and_what_is_lost_are_those_of_the_losses(tm
     assert {curve.moved(by_kind["steer muon"][0]) for curve in by_kind["steer muon"]} == {0}
 
 
-def test_a_best_rate_at_the_edge_is_said_to_be_there(tmp_path):
-    report = STUDY.conclude(lab_of(tmp_path, valleys(3)))
-    table = next(one for one in report.tables if one.title == "AdamW")
-    assert [row[1].endswith("(edge)") for row in table.rows if row[0].startswith("width")] == [True]
+@pytest.mark.parametrize(("moves", "edge"), [(3, False), (5, False), (6, True)])
+def test_a_grid_grows_while_a_best_rate_lies_at_its_edge_and_says_so_if_it_still_does(tmp_path, moves, edge):
+    lab = lab_of(tmp_path, valleys(moves))
+    grid = kinds(lab)["AdamW"]
+    for curve in curves(lab)["AdamW"]:
+        assert min(curve.cells) == grid[0]
+        assert max(curve.cells) == 2.0 ** min(-9 + moves + 1, -6 + MOVES)
+    table = next(one for one in STUDY.conclude(lab).tables if one.title == "AdamW")
+    assert [row[1].endswith("(edge)") for row in table.rows if row[0].startswith("width")] == [edge]
 
 
 @pytest.mark.parametrize(("moves", "expected"), [(2, [True, True]), (0, [True, False])], ids=["AdamW moves", "alike"])

@@ -4,7 +4,8 @@ A character GPT is trained at several rates ρ of steering, and at several learn
 size. Then one thing grows at a time: width, depth, batch, or the number of steps. Two numbers are reported per change:
 how far the best rate moves, in powers of two, and what is lost by keeping the best rate of the smallest.
 
-Rates lie a factor of two apart and are the same for all sizes. A best rate at the edge of its grid is reported as such.
+Rates lie a factor of two apart and are the same for all sizes. While the best rate of any size lies at the edge of the
+grid, the next one beyond is tried at every size; a best rate that still lies at the edge after that is reported as such.
 Both kinds have no warm-up here and lower their rate along half a cosine. AdamW has a decay of 0.1.
 """
 
@@ -57,6 +58,8 @@ GRIDS = {
     "steer muon": tuple(0.028 * 2.0**power for power in (-1, 0, 1, 2, 3)),
     "AdamW": tuple(2.0**power for power in (-10, -9, -8, -7, -6)),
 }
+#: How often a grid is extended.
+MOVES = 3
 _SMOKE_GRID = slice(0, 2)
 _DECAY = 0.1
 # The number of evaluations of a training.
@@ -106,11 +109,15 @@ def _task(lab: Lab, *, width: int, depth: int, batch: int, steps: int) -> Task:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """Return every kind at every rate and size, from all seeds."""
+    """Return the trials that are known beforehand: every kind at every rate of its grid and every size."""
+    return [trial for kind, rates in kinds(lab).items() for trial in _trials(lab, kind, rates)]
+
+
+def _trials(lab: Lab, kind: str, rates: Sequence[float]) -> list[Trial]:
+    """Return one kind at every size, from all seeds."""
     return [
         Trial(task, recipe(task, kind, rate), seed)
         for task in sized(lab).values()
-        for kind, rates in kinds(lab).items()
         for rate in rates
         for seed in seeds(lab)
     ]
@@ -156,14 +163,31 @@ class Curve:
 
 def curves(lab: Lab) -> dict[str, list[Curve]]:
     """Return the curves of each kind, the smallest size first; sizes of which nothing is known are left out."""
-    found = {(cell.task, cell.recipe): cell for cell in cells(lab, trials(lab))}
-    result: dict[str, list[Curve]] = {}
-    for kind, rates in kinds(lab).items():
-        for size, task in sized(lab).items():
-            its = {rate: found.get((task, recipe(task, kind, rate))) for rate in rates}
-            known = {rate: cell for rate, cell in its.items() if cell is not None}
-            if known:
-                result.setdefault(kind, []).append(Curve(kind, size, known))
+    found = {kind: _extended(lab, kind, rates) for kind, rates in kinds(lab).items()}
+    return {kind: its for kind, its in found.items() if its}
+
+
+def _extended(lab: Lab, kind: str, rates: tuple[float, ...]) -> list[Curve]:
+    """The curves of one kind on its grid, which grows while the best rate of a size lies at its edge."""
+    found = _curves(lab, kind, rates)
+    for _ in range(0 if lab.scale == "smoke" else MOVES):
+        best = {curve.best for curve in found}
+        beyond = [rates[0] / 2] * (rates[0] in best) + [rates[-1] * 2] * (rates[-1] in best)
+        wider = tuple(sorted((*rates, *beyond)))
+        more = _curves(lab, kind, wider)
+        if sum(len(curve.cells) for curve in more) == sum(len(curve.cells) for curve in found):
+            break
+        rates, found = wider, more
+    return found
+
+
+def _curves(lab: Lab, kind: str, rates: Sequence[float]) -> list[Curve]:
+    known = {(cell.task, cell.recipe): cell for cell in cells(lab, _trials(lab, kind, rates))}
+    result = []
+    for size, task in sized(lab).items():
+        its = {rate: known[key] for rate in rates if (key := (task, recipe(task, kind, rate))) in known}
+        if its:
+            result.append(Curve(kind, size, its))
     return result
 
 
