@@ -5,7 +5,7 @@ size. Then one thing grows at a time: width, depth, batch, or the number of step
 how far the best rate moves, in powers of two, and what is lost by keeping the best rate of the smallest.
 
 Rates lie a factor of two apart and are the same for all sizes. While the best rate of any size lies at the edge of the
-grid, the next one beyond is tried at every size; a best rate that still lies at the edge after that is reported as such.
+grid, the next rate beyond it is tried at every size, up to three times. A best rate that is still at the edge is marked.
 Both kinds have no warm-up here and lower their rate along half a cosine. AdamW has a decay of 0.1.
 """
 
