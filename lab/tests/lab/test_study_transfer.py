@@ -3,7 +3,7 @@ from math import log2
 import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.beyond.transfer import MOVES, STUDIES, curves, kinds, sized, trials
+from gyroscope_lab.papers.beyond.transfer import MOVES, STUDIES, curves, kinds, one_rate, sized, trials
 from gyroscope_lab.training.archive import Archive
 from lab.made_lab import raw
 from lab.test_study_no_tuning import lab_of, made
@@ -69,7 +69,15 @@ def test_a_grid_grows_while_a_best_rate_lies_at_its_edge_and_says_so_if_it_still
     assert [row[1].endswith("(edge)") for row in table.rows if row[0].startswith("width")] == [edge]
 
 
-@pytest.mark.parametrize(("moves", "expected"), [(2, [True, True]), (0, [True, False])], ids=["AdamW moves", "alike"])
+def test_the_one_rate_for_all_sizes_lies_between_their_best_rates_and_loses_half_the_way(tmp_path):
+    by_kind = curves(lab_of(tmp_path, valleys(2)))
+    assert one_rate(by_kind["AdamW"]) == (2.0**-8, pytest.approx(0.1))
+    assert one_rate(by_kind["steer muon"]) == (0.028, pytest.approx(0.0))
+
+
+@pytest.mark.parametrize(
+    ("moves", "expected"), [(2, [True, True, True]), (0, [True, False, False])], ids=["AdamW moves", "alike"]
+)
 def test_verdicts_turn_with_the_numbers(tmp_path, moves, expected):
     report = STUDY.conclude(lab_of(tmp_path, valleys(moves)))
     assert [verdict.holds for verdict in report.verdicts] == expected
@@ -82,7 +90,7 @@ def test_a_rate_that_moves_is_not_shown_to_transfer(tmp_path):
         return made(loss=2.0 + 0.1 * abs(log2(trial.recipe.rate / best)))
 
     report = STUDY.conclude(lab_of(tmp_path, make))
-    assert [verdict.holds for verdict in report.verdicts] == [False, False]
+    assert [verdict.holds for verdict in report.verdicts] == [False, False, False]
 
 
 def test_a_smoke_test_has_the_numbers_of_the_archive(lab, tmp_path):

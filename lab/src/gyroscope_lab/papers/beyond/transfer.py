@@ -2,10 +2,12 @@
 
 A character GPT is trained at several rates ρ of steering, and at several learning rates η of AdamW, from a smallest
 size. Then one thing grows at a time: width, depth, batch, or the number of steps. Two numbers are reported per change:
-how far the best rate moves, in powers of two, and what is lost by keeping the best rate of the smallest.
+how far the best rate moves, in powers of two, and what is lost by keeping the best rate of the smallest. A third is
+reported per kind: the one rate that loses least where it loses most, and how much that is. This one was added after the
+losses at the small scale were known.
 
 Rates lie a factor of two apart and are the same for all sizes. While the best rate of any size lies at the edge of the
-grid, the next rate beyond it is tried at every size, up to three times. A best rate that is still at the edge is marked.
+grid, the next rate beyond it is tried at every size, up to three times. A best rate still at the edge is marked.
 Both kinds have no warm-up here and lower their rate along half a cosine. AdamW has a decay of 0.1.
 """
 
@@ -161,6 +163,17 @@ class Curve:
         return self.losses.get(smallest.best, nan) - self.losses[self.best]
 
 
+def one_rate(its: Sequence[Curve]) -> tuple[float, float]:
+    """Return the one rate for all sizes with the smallest worst loss, and that loss, in nats above each size's best."""
+    worst = {
+        rate: max(curve.losses[rate] - curve.losses[curve.best] for curve in its)
+        for rate in its[0].cells
+        if all(rate in curve.cells for curve in its)
+    }
+    best = min(worst, key=worst.__getitem__)
+    return best, worst[best]
+
+
 def curves(lab: Lab) -> dict[str, list[Curve]]:
     """Return the curves of each kind, the smallest size first; sizes of which nothing is known are left out."""
     found = {kind: _extended(lab, kind, rates) for kind, rates in kinds(lab).items()}
@@ -220,6 +233,7 @@ def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]
     moved = {kind: [abs(curve.moved(its[0])) for curve in its[1:]] for kind, its in by_kind.items()}
     if "AdamW" not in lost or len({len(values) for values in lost.values()}) > 1 or not lost["AdamW"]:
         return []
+    least = {kind: one_rate(its) for kind, its in by_kind.items()}
     found = []
     for kind in lost:
         if kind == "AdamW":
@@ -239,6 +253,13 @@ def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]
                 "less on average (our aim)",
                 f"2^{mean(moved[kind]):.1f} and {mine:.3f}; AdamW 2^{mean(moved['AdamW']):.1f} and {theirs:.3f} nats",
                 (mine < theirs and mean(moved[kind]) < mean(moved["AdamW"])) if known else None,
+            ),
+            Verdict(
+                f"{kind}: one rate for all sizes loses less than AdamW's one learning rate, where each loses most",
+                "less (our aim)",
+                f"{least[kind][1]:.3f} nats with ρ = {least[kind][0]:.3g}; AdamW {least['AdamW'][1]:.3f} "
+                f"with η = {least['AdamW'][0]:.3g}",
+                least[kind][1] < least["AdamW"][1] if known else None,
             ),
         ]
     return found
