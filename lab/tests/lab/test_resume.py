@@ -12,6 +12,7 @@ import torch
 
 import forked
 import gyroscope
+from gyroscope.base import whole_file
 from gyroscope.control.rates import Rates
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.errors import LabError
@@ -206,6 +207,18 @@ def test_a_training_that_is_killed_at_any_moment_ends_as_one_in_one_go(killed):
     assert kills >= 6
     for number in range(count):
         assert_same_folders(root / "whole", root / f"killed-{number}")
+
+
+def test_rates_that_a_killed_process_left_half_written_are_gone_when_the_training_ends(tmp_path):
+    trial = Trial(MLP.lasting(2), RECORDED)
+    train(trial, SPLIT, folder=tmp_path / "whole")
+    with pytest.raises(StoppedError):
+        train(trial, SPLIT, folder=tmp_path / "killed", save_every=0.0, on_epoch=stopping(1))
+    writing = whole_file(tmp_path / "killed" / RATES)
+    new = writing.__enter__()  # never left, as by a process that is killed
+    assert new.exists()
+    train(trial, SPLIT, folder=tmp_path / "killed")
+    assert_same_folders(tmp_path / "whole", tmp_path / "killed")
 
 
 # Checkpoints that cannot be resumed.

@@ -348,6 +348,8 @@ class Training:
 
     def _keep(self, folder: Path, result: Result) -> None:
         if self.tangents is not None and self.trial.recipe.records:
+            for left in folder.glob("rates-*.new"):  # of a process that was killed while it wrote them
+                left.unlink()
             self.tangents.rates.save(folder / RATES)
         if self.last is not None:
             self.last.write(folder)
