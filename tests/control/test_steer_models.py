@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from gyroscope import steer
 from gyroscope.control import Steered
+from gyroscope.control.joint import main
 from gyroscope.errors import LayerError
 
 
@@ -50,6 +51,36 @@ def test_a_convolutional_network_turns_up_to_its_head() -> None:
     before = weights(net)
     step(net, optimizer, torch.randn(5, 1, 4, 4, dtype=torch.float64))
     assert angles(before, net)["0.weight"] == pytest.approx(0.05, rel=1e-9)
+
+
+def stemmed(*blocks: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 4, 4, stride=4), nn.Flatten(), *blocks, nn.Linear(4, 3))
+
+
+CHOICES = {
+    "convolutions and a head": (
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3)),
+        torch.optim.SGD,
+        3.0**-3,
+    ),
+    "a convolution that embeds patches": (stemmed(nn.Linear(4, 4), nn.Linear(4, 4)), torch.optim.AdamW, 0.028),
+    "as many convolutions as others": (stemmed(), torch.optim.AdamW, 0.028),
+    "frozen convolutions": (
+        nn.Sequential(*(nn.Conv2d(4, 4, 1).requires_grad_(False) for _ in range(3)), nn.Linear(4, 4), nn.Linear(4, 3)),
+        torch.optim.AdamW,
+        0.028,
+    ),
+    "linear layers": (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), torch.optim.AdamW, 0.028),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_preset_is_that_of_sgd_if_most_layers_that_train_are_convolutions(name: str) -> None:
+    net, kind, rate = CHOICES[name]
+    optimizer = steer(net, heads="turn")
+    assert type(main(optimizer.inner)) is kind
+    assert optimizer.param_groups[0]["lr"] == rate
+    assert type(main(steer(net, "sgd", heads="turn").inner)) is torch.optim.SGD
 
 
 class Recurrent(nn.Module):

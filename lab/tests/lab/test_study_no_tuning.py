@@ -3,6 +3,7 @@ from math import inf
 
 import pytest
 
+import gyroscope
 from gyroscope.control import presets
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.beyond import no_tuning
@@ -57,6 +58,14 @@ def test_presets_are_those_of_the_library_and_are_the_same_on_every_problem(tmp_
         assert all(len(one.options) == 1 for one in ours)
 
 
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+def test_the_default_is_what_the_library_takes(problem):
+    preset = presets.PRESETS[problem.default]
+    optimizer = gyroscope.steer(problem.small.network(0))
+    assert optimizer.param_groups[0]["lr"] == preset.rate
+    assert f"Layca over {preset.inner}" in str(optimizer)
+
+
 def test_headline_cells_have_three_seeds_and_steering_has_no_warm_up(tmp_path):
     lab = Lab(Archive(tmp_path), "small")
     for problem in problems(lab):
@@ -103,6 +112,12 @@ def test_decays_that_have_no_effect_are_not_tried(tmp_path):
     tuned = tune(lab, warmed(GPT.at(lab)), grids(lab, GPT)[0])
     assert min(decay for _, decay in tuned.tried) == pytest.approx(5e-6)
     assert tuned.inside
+
+
+def test_of_equal_scores_the_one_with_the_least_decay_is_the_best(tmp_path):
+    lab = lab_of(tmp_path, lambda trial: made(loss=2.0 + (trial.recipe.weight_decay > 0.5)))
+    tuned = tune(lab, warmed(GPT.at(lab)), grids(lab, GPT)[1])
+    assert tuned.cell.recipe.weight_decay == min(decay for _, decay in tuned.tried)
 
 
 def test_a_training_that_diverges_is_never_the_best(tmp_path):

@@ -27,7 +27,7 @@ from gyroscope.control.steering import Law
 from gyroscope.control.torch_contract import Wrapper, as_group, check_whole
 from gyroscope.errors import ControlError
 from gyroscope.layers.class_names import ancestry
-from gyroscope.layers.layer import Granularity, Layer
+from gyroscope.layers.layer import Granularity, Layer, layers
 
 Inner = str | Callable[..., Optimizer]
 
@@ -48,7 +48,7 @@ _SHORTEST_MEMORY = 10.0
 
 def steer(
     model: nn.Module,
-    inner: Inner = "adamw",
+    inner: Inner | None = None,
     *,
     rate: float | None = None,
     others_lr: float | None = None,
@@ -86,7 +86,8 @@ def steer(
     Args:
         model: the model.
         inner: "adamw", "sgd" or "muon"; "adamh" or "muonh" (Hyperball, without operation 1); or a function that takes a
-            list of parameter groups (and `inner_options`) and returns an optimizer, such as `torch.optim.NAdam`.
+            list of parameter groups (and `inner_options`) and returns an optimizer, such as `torch.optim.NAdam`. By
+            default "sgd" if most of the layers are convolutions, else "adamw".
         rate: ρ = tan θ of a step.
         others_lr: the learning rate of what is stepped plainly.
         embeddings: the rule of embeddings, also of positions.
@@ -117,6 +118,7 @@ def steer(
         if name not in _INSTEAD:
             raise TypeError(f"steer() got an unexpected keyword argument {name!r}")
         raise ControlError(f"`{name}` is not an argument of steer, got {rejected[name]!r}. Give {_INSTEAD[name]}.")
+    inner = _suited(model) if inner is None else inner
     named = isinstance(inner, str) or not callable(inner)
     chosen = preset(inner) if named else preset("adamw")
     rate = _checked("rate", chosen.rate if rate is None else rate, chosen.rate)
@@ -139,9 +141,9 @@ def steer(
     its.defaults["lr"] = others.defaults["lr"] = rate  # of groups that are added later
     joint = Joint(its, others, [*its.param_groups, *groups["plain"], *groups["frozen"]])
     _warn_beyond(rate, its.param_groups[0])
-    layers = [route.layer for route in turning if route.layer is not None]
+    turned = [route.layer for route in turning if route.layer is not None]
     law: dict[str, Any] = {"project": project, "nonfinite": nonfinite, "reads_weights": reads_weights}
-    return Steered(joint, layers, others_lr / rate, learns=norms == "learned", **law)
+    return Steered(joint, turned, others_lr / rate, learns=norms == "learned", **law)
 
 
 class Steered(Layca):
@@ -245,6 +247,12 @@ class Steered(Layca):
         return said + (
             f"; {frozen} stay{'s' * (frozen == 1)} as {'it is' if frozen == 1 else 'they are'}." if frozen else "."
         )
+
+
+def _suited(model: nn.Module) -> str:
+    """Return the name of the preset for a model, by the kind of most of its layers."""
+    trained = [layer for layer in layers(model) if layer.parameter.requires_grad and layer.kind != "embedding"]
+    return "sgd" if 2 * sum(layer.kind in ("conv", "conv_transpose") for layer in trained) > len(trained) else "adamw"
 
 
 def _checked(name: str, given: Any, fine: float) -> float:

@@ -71,6 +71,11 @@ class Problem:
         """The preset that was better where presets were fixed: SGD on digits-CNN, Muon on the character GPT."""
         return "sgd" if self.convolutional else "muon"
 
+    @property
+    def default(self) -> str:
+        """The preset that `gyroscope.steer` takes by default."""
+        return "sgd" if self.convolutional else "adamw"
+
 
 def _images(name: str, full: Task, model: str, *, convolutional: bool = True, **options: Any) -> Problem:
     """A problem whose stand-in is a network on the digits."""
