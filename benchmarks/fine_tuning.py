@@ -217,6 +217,7 @@ def errors(whole: dict[str, Any], limited: dict[str, Any]) -> dict[str, Any]:
     return {
         "layers": len(found),
         "largest": max(map(abs, found)),
+        "largest_in": list(stated)[int(np.argmax(np.abs(found)))],
         "root_mean_square": float(np.sqrt(np.mean(np.square(found)))),
         "largest_relative": max(relative),
         "elements": sorted(set(limited["sample"]["elements"].values())),
