@@ -220,6 +220,11 @@ class Study:
         return "\n\n".join(parts) + "\n"
 
 
+def no_trials(lab: Lab) -> list[Trial]:
+    """Return no trials: for a study that measures, simulates, or trains in a way that no recipe describes."""
+    return []
+
+
 def _fit_heading(figure: Figure) -> None:
     """Break a heading that is wider than its figure, as for a single task."""
     heading = figure.get_suptitle()

@@ -32,8 +32,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.engine.run_one import loaded
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.dynamics.measurements import one_thread
-from gyroscope_lab.papers.dynamics.schedules import nothing_trained
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -525,7 +524,7 @@ STUDIES = (
     Study(
         "dynamics/exp-schedule",
         "Section 4.3: weight decay, and the exponential learning rates that take its place",
-        nothing_trained,
+        no_trials,
         conclude,
     ),
 )

@@ -23,8 +23,7 @@ from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.papers.at_hand import examples
 from gyroscope_lab.papers.dynamics.layer_norm import LayerNorm
 from gyroscope_lab.papers.dynamics.measurements import dtype_of, followed, gain, kept, split_of, training_of
-from gyroscope_lab.papers.dynamics.schedules import nothing_trained
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -268,6 +267,6 @@ def conclude(lab: Lab) -> Report:
 
 
 STUDIES = (
-    Study("dynamics/bn-noise", "Sections 4.4 and 6: the noise of batch normalization, by batch size", nothing_trained,
+    Study("dynamics/bn-noise", "Sections 4.4 and 6: the noise of batch normalization, by batch size", no_trials,
           conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

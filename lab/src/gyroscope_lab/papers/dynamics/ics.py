@@ -44,12 +44,11 @@ from gyroscope_lab.papers.dynamics.measurements import (
     split_of,
     training_of,
 )
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.training import Training
-from gyroscope_lab.training.trial import Trial
 
 # Predicted eigenvalues are right within this factor; losses and eigenvalues are alike within this share.
 _FACTOR, _SHARE = 2.0, 0.1
@@ -500,11 +499,6 @@ def _told(found: Outliers) -> dict[str, Any]:
     return {"nu": found.nu, "share": share, "rest": float(found.spectrum[_OUTLIERS:].mean()), **kept}
 
 
-def trials(lab: Lab) -> list[Trial]:
-    """Return no trials: these trainings have no recipes."""
-    return []
-
-
 def conclude(lab: Lab) -> Report:
     """Report predicted and measured outliers, and the loss of every method."""
     found = curves(lab)
@@ -512,6 +506,6 @@ def conclude(lab: Lab) -> Report:
 
 
 STUDIES = (
-    Study("dynamics/ics", "Section 3: uncentered activations, the outliers of the curvature, and their cost", trials,
+    Study("dynamics/ics", "Section 3: uncentered activations, the outliers of the curvature, and their cost", no_trials,
           conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

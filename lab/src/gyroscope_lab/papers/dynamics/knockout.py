@@ -31,11 +31,10 @@ from gyroscope_lab.papers.dynamics.measurements import (
     mean_curve,
     training_of,
 )
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
-from gyroscope_lab.training.trial import Trial
 
 # Noise "hardly matters" if it costs less than this share of the gain of batch normalization.
 _SHARE = 0.25
@@ -317,17 +316,12 @@ def arms(lab: Lab) -> list[Arm]:
     return found
 
 
-def trials(lab: Lab) -> list[Trial]:
-    """Return no trials: these trainings have no recipes."""
-    return []
-
-
 def conclude(lab: Lab) -> Report:
     """Report the loss of every kind."""
     return report(arms(lab))
 
 
 STUDIES = (
-    Study("dynamics/knockout", "Section 4.2: covariate shift put back behind batch normalization", trials, conclude,
+    Study("dynamics/knockout", "Section 4.2: covariate shift put back behind batch normalization", no_trials, conclude,
           seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

@@ -26,8 +26,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.papers.dynamics.ics import centered_at
 from gyroscope_lab.papers.dynamics.measurements import dtype_of, followed, gain, kept, split_of, training_of
-from gyroscope_lab.papers.dynamics.schedules import nothing_trained
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -215,6 +214,6 @@ def conclude(lab: Lab) -> Report:
 
 
 STUDIES = (
-    Study("dynamics/layer-norm", "Section 4.4: layer normalization and the outliers of the curvature", nothing_trained,
+    Study("dynamics/layer-norm", "Section 4.4: layer normalization and the outliers of the curvature", no_trials,
           conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip
