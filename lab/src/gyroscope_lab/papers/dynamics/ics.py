@@ -32,10 +32,10 @@ from gyroscope.theory import Affine
 from gyroscope.theory.reparameterize import between
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.papers.at_hand import examples
 from gyroscope_lab.papers.dynamics.measurements import (
     LossCurve,
+    Perceptron,
     device_of,
     dtype_of,
     followed,
@@ -47,7 +47,6 @@ from gyroscope_lab.papers.dynamics.measurements import (
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
-from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.training import Training
 
 # Predicted eigenvalues are right within this factor; losses and eigenvalues are alike within this share.
@@ -252,8 +251,6 @@ def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, 
 
 
 Method = Literal["SGD", "SGD, BN", "quasi-diagonal", "K-FAC"]
-# Pixels of an image.
-_PIXELS = {"digits": 64, "mnist": 784}
 _CLASSES = 10
 # Softmax leaves this many directions of the outputs, and so this many outliers of S.
 _OUTLIERS = _CLASSES - 1
@@ -267,12 +264,10 @@ _LOOKED_AT: dict[Method, tuple[str, ...]] = {"SGD": (PLAIN,), "SGD, BN": (FIXED,
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Perceptron):
     """The trainings and measurements of a scale.
 
     Attributes:
-        source: the data.
-        depth, width: the depth and width of the perceptron.
         layer: the layer whose curvature is measured.
         examples: the number of examples for this measurement.
         schedule: the schedule of the trainings.
@@ -282,9 +277,6 @@ class Plan:
         bound: the loss that counts as learned.
     """
 
-    source: Source
-    depth: int
-    width: int
     layer: str
     examples: int
     schedule: Schedule
@@ -317,12 +309,9 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Perceptron):
     """Everything that one training depends on."""
 
-    source: Source
-    depth: int
-    width: int
     schedule: Schedule
     method: Method
     rate: float
@@ -343,11 +332,7 @@ def network(lab: Lab, setting: Setting) -> nn.Sequential:
     >>> torch.allclose(here, there)
     True
     """
-    model = mlp(
-        setting.seed, depth=setting.depth, width=setting.width, inputs=_PIXELS[setting.source.name], biases=True,
-        batch_norm=setting.method == "SGD, BN", init="glorot_uniform",
-    )  # fmt: skip
-    model.to(device_of(lab), dtype_of(lab))
+    model = setting.network(setting.seed, batch_norm=setting.method == "SGD, BN").to(device_of(lab), dtype_of(lab))
     first = next(module for module in model if isinstance(module, nn.Linear))
     with torch.no_grad():
         first.bias.sub_(setting.moved * first.weight.sum(1))
@@ -362,7 +347,7 @@ def training(lab: Lab, setting: Setting) -> Training:
     elif setting.method == "K-FAC":
         told = {"damping": setting.damping, "tikhonov": "exact", "clip": setting.clip, "seed": setting.seed}
         recipe = replace(recipe, optimizer="kfac", options=tuple(told.items()))
-    task = Task("ics", setting.source, f"mlp-{setting.depth}x{setting.width}", schedule=setting.schedule)
+    task = setting.task("ics", setting.schedule)
     return training_of(lab, task, recipe, seed=setting.seed, network=network(lab, setting), moved=setting.moved)
 
 

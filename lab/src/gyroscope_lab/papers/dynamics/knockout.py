@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from gyroscope.theory import knock_out
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.papers.dynamics.measurements import (
     LossCurve,
+    Perceptron,
     device_of,
     dtype_of,
     followed,
@@ -34,7 +34,6 @@ from gyroscope_lab.papers.dynamics.measurements import (
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
-from gyroscope_lab.training.task import Task
 
 # Noise "hardly matters" if it costs less than this share of the gain of batch normalization.
 _SHARE = 0.25
@@ -164,27 +163,21 @@ def _figure(arms: Sequence[Arm]) -> Any:
 
 Kind = Literal["no BN", "BN", "BN + noise", "BN + noise, not behind the last"]
 KINDS: tuple[Kind, ...] = ("no BN", "BN", "BN + noise", "BN + noise, not behind the last")
-_PIXELS = {"digits": 64, "mnist": 784}
 # The noise: half the width of its means, and the range of its scales, in standard deviations of a unit.
 _SHIFT, _GAIN = 0.5, (0.5, 1.5)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Perceptron):
     """The trainings of a scale.
 
     Attributes:
-        source: the data.
-        depth, width: the depth and width of the perceptron.
         schedule: the schedule of the trainings.
         rates: the rates of all networks; each is shown at its best.
         seeds: the seeds of the weights and of the order of examples.
         bound: the loss that counts as learned.
     """
 
-    source: Source
-    depth: int
-    width: int
     schedule: Schedule
     rates: tuple[float, ...]
     seeds: int
@@ -204,12 +197,9 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Perceptron):
     """Everything that one training depends on."""
 
-    source: Source
-    depth: int
-    width: int
     schedule: Schedule
     kind: Kind
     rate: float
@@ -227,10 +217,7 @@ def network(lab: Lab, setting: Setting) -> nn.Sequential:
     >>> [name for name, _ in network(Lab(Archive("runs")), setting).named_modules() if "knockout" in name]
     ['norm1.knockout', 'norm2.knockout']
     """
-    model = mlp(
-        setting.seed, depth=setting.depth, width=setting.width, inputs=_PIXELS[setting.source.name],
-        batch_norm=setting.kind != "no BN", biases=True, init="glorot_uniform",
-    ).to(device_of(lab), dtype_of(lab))  # fmt: skip
+    model = setting.network(setting.seed, batch_norm=setting.kind != "no BN").to(device_of(lab), dtype_of(lab))
     if "noise" in setting.kind:
         generator = torch.Generator(device_of(lab)).manual_seed(setting.seed)
         spared = 1 if "last" in setting.kind else 0
@@ -290,7 +277,7 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
     def measure() -> dict[str, Any]:
         model = network(lab, setting)
         drift = Drift(model)
-        task = Task("knockout", setting.source, f"mlp-{setting.depth}x{setting.width}", schedule=setting.schedule)
+        task = setting.task("knockout", setting.schedule)
         its = training_of(lab, task, Recipe(setting.kind, setting.rate), seed=setting.seed, network=model)
         found, result = followed(its), its.finish()
         accuracies = {"test": 100 * result.test_accuracy, "train": 100 * result.train_accuracy}

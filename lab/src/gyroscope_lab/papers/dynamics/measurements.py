@@ -2,8 +2,7 @@
 
 The trainings are the laboratory's (`gyroscope_lab.training.training`), with optimizers that the studies register as
 recipes: K-FAC, grafts, rates by layer. Their measurements are not part of a trial's result, so the numbers are kept in
-    separate files, under a fingerprint of
-everything that they depend on.
+separate files, under a fingerprint of everything that they depend on.
 """
 
 from __future__ import annotations
@@ -31,8 +30,11 @@ from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.engine.run_one import loaded
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.models.mlp import mlp
+from gyroscope_lab.papers.at_hand import pixels
 from gyroscope_lab.papers.study import clean
 from gyroscope_lab.training.recipe import Recipe, register
+from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.training import Training
 from gyroscope_lab.training.trial import Trial
@@ -76,7 +78,6 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
 
     >>> import tempfile
     >>> from gyroscope_lab.training.archive import Archive
-    >>> from gyroscope_lab.training.schedule import Schedule
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     lab = Lab(Archive(folder))
     ...     _ = kept(lab, "example", Schedule(), lambda: {"loss": [0.5]})
@@ -146,7 +147,6 @@ def followed(training: Training, look: Callable[[], dict[str, Any]] = dict) -> N
         one entry more.
 
     >>> from gyroscope_lab.training.archive import Archive
-    >>> from gyroscope_lab.training.schedule import Schedule
     >>> task = Task("digits", Source("digits"), "mlp-2x8", (("inputs", 64),), Schedule(epochs=3))
     >>> training = training_of(Lab(Archive("runs")), task, Recipe("SGD", 0.1), seed=0)
     >>> found = followed(training, lambda: {"one": 1})
@@ -188,6 +188,35 @@ def until(losses: list[float | None], bound: float) -> int | None:
     (2, None)
     """
     return next((i for i, loss in enumerate(losses, 1) if loss is not None and loss <= bound), None)
+
+
+@dataclass(frozen=True)
+class Perceptron:
+    """The data and the size of a perceptron with biases; plans and settings of its trainings derive from it.
+
+    Attributes:
+        source: the data, digits or MNIST.
+        depth: the number of layers.
+        width: the units of each hidden layer.
+
+    >>> Perceptron(Source("digits"), 3, 16).task("example", Schedule()).model
+    'mlp-3x16'
+    """
+
+    source: Source
+    depth: int
+    width: int
+
+    def network(self, seed: int, *, batch_norm: bool) -> nn.Sequential:
+        """Return the perceptron, with batch normalization before every ReLU or without."""
+        return mlp(
+            seed, depth=self.depth, width=self.width, biases=True, batch_norm=batch_norm, init="glorot_uniform",
+            **dict(pixels(self.source)),
+        )  # fmt: skip
+
+    def task(self, name: str, schedule: Schedule) -> Task:
+        """Return the task of training it."""
+        return Task(name, self.source, f"mlp-{self.depth}x{self.width}", schedule=schedule)
 
 
 class LossCurve:
