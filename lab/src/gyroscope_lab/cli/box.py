@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
-from gyroscope.cli.printed import echo, text
+from gyroscope.cli.printed import console, echo, text
 from gyroscope.errors import GyroscopeError
 from gyroscope_lab.cli.lab_progress import described
 from gyroscope_lab.cli.missing_data import lacking, to_get
@@ -136,8 +135,7 @@ def collect_archive(path: Path, *, runs: Path, out: Path) -> None:
             _percent(row.before),
         )
         table.add_row(*map(text, cells))
-    console = Console()
-    (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
+    console(_UNBOUNDED).print(table)
     new = sum(row.kept for row in rows)
     echo(f"{_counted(Counter(row.status for row in rows))}; {new} new results in {out / 'runs'}")
 

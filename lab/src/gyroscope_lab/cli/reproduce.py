@@ -15,7 +15,7 @@ import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.errors import GyroscopeError
-from gyroscope_lab.cli.shared import Engine, Precision, Scale, at_least_one, loading, make_folder
+from gyroscope_lab.cli.shared import Engine, Precision, Scale, at_least_one, load_laboratory, make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.engine.laboratory import Lab
@@ -106,7 +106,7 @@ def reproduce(
         print_list(out)
         return
     try:
-        _load()
+        load_laboratory()
         from gyroscope_lab.cli import box
         from gyroscope_lab.engine.laboratory import Lab
         from gyroscope_lab.training.archive import Archive
@@ -196,12 +196,6 @@ def _refuse_mixtures(
         fail(f"`--minutes` must be a finite number > 0, got {minutes:g}. Try 30.", code=BAD_ARGUMENT)
     if minutes is not None and engine not in (Engine.auto, Engine.population):
         fail(f"`--minutes` needs the engine population, got {engine.value}. Leave --engine out.", code=BAD_ARGUMENT)
-
-
-def _load() -> None:
-    # Not at the top, so that --help does not wait.
-    with loading():
-        import gyroscope_lab.engine.laboratory  # noqa: F401
 
 
 def _list(lab: Lab, out: Path) -> None:

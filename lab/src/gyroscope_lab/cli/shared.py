@@ -86,6 +86,12 @@ def at_least_one(value: int | None, option: str) -> None:
         fail(f"`{option}` must be a whole number >= 1, got {value}.", code=BAD_ARGUMENT)
 
 
+def load_laboratory() -> None:
+    """Load the laboratory with a message; commands do so when they run, so that --help does not wait."""
+    with loading():
+        import gyroscope_lab.engine.laboratory  # noqa: F401  (says which extra is missing)
+
+
 @contextmanager
 def loading(console: Console | None = None, *, what: str = "Getting ready") -> Iterator[None]:
     """Show a message in a terminal while something loads; print nothing elsewhere.

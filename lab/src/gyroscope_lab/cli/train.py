@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.printed import echo
 from gyroscope.errors import GyroscopeError
-from gyroscope_lab.cli.shared import Device, Parallel, Precision, at_least_one, loading, make_folder
+from gyroscope_lab.cli.shared import Device, Parallel, Precision, at_least_one, load_laboratory, make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.training.archive import Archive
@@ -80,7 +80,7 @@ def train(
         at_least_one(value, option)
     _check(alpha, weight_decay, momentum, nesterov)
     try:
-        _load()
+        load_laboratory()
         on_gpu = _on_gpu(device)
         from gyroscope_lab.training.recipe import Recipe
         from gyroscope_lab.training.tasks import task as known
@@ -157,11 +157,6 @@ def _check(alpha: float, weight_decay: float, momentum: float, nesterov: bool) -
         fail(f"`--momentum` must be a number >= 0 and < 1, got {momentum}.", code=BAD_ARGUMENT)
     if nesterov and not momentum:
         fail("`--nesterov` needs a momentum, got 0. Try --momentum 0.9.", code=BAD_ARGUMENT)
-
-
-def _load() -> None:
-    with loading():
-        import gyroscope_lab.engine.laboratory  # noqa: F401  (says which extra is missing)
 
 
 def _on_gpu(device: Device) -> bool:
