@@ -6,7 +6,6 @@ which of them generalize. `run` trains them, and `about` has the words for the p
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,13 +13,12 @@ from math import isnan, nan
 from typing import Any
 
 import numpy as np
-import torch
 
-import gyroscope
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.recipes import layca
+from gyroscope_lab.papers.study import versions
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.task import Task
@@ -139,15 +137,6 @@ class Demo:
                 for cell in self.cells
             ],
         }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the software that made the numbers.
-
-    >>> list(versions())
-    ['gyroscope', 'torch', 'python']
-    """
-    return {"gyroscope": gyroscope.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def run(lab: Lab, *, seeds: Sequence[int], recipes: Sequence[Recipe] = RECIPES, task: Task = TASK) -> Demo:
