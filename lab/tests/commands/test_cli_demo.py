@@ -291,7 +291,7 @@ def test_a_result_that_is_damaged_is_told_of(tmp_path):
     result = run(app, arguments)
     assert result.exit_code == 1
     assert f"{kept} cannot be read" in result.stderr
-    assert "delete it to run the trial again" in result.stderr
+    assert "Delete it to run the trial again" in result.stderr
     assert run(app, [*arguments, "--again"]).exit_code == 0
 
 

@@ -212,10 +212,13 @@ def test_steps_can_be_captured_of_all_but_adagrad_and_sgd_amom_alone():
             r"`nesterov` must be False without the momentum of sgd\. Try optimizer='sgd', momentum=0\.9",
         ),
         ({"others": "thawed", "control": "layca"}, r"`Recipe\.others` must be 'frozen' or 'inner', got 'thawed'"),
-        ({"copies": RECORDED}, "a recipe that copies needs control='layca'"),
+        ({"copies": RECORDED}, "`copies` needs control='layca'"),
         ({"copies": replace(RECORDED, records=False), "control": "layca"}, "and records=True in the recipe"),
-        ({"copies": RECORDED, "control": "layca", "others": "inner"}, "leave alpha and others out"),
-        ({"copies": RECORDED, "control": "layca", "alpha": 0.3}, "leave alpha and others out"),
+        (
+            {"copies": RECORDED, "control": "layca", "others": "inner"},
+            "`alpha` and `others` must be left out with `copies`",
+        ),
+        ({"copies": RECORDED, "control": "layca", "alpha": 0.3}, "`alpha` and `others` must be left out with `copies`"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )

@@ -125,4 +125,6 @@ def _imported(package: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        raise MissingExtraError(f"this recipe needs {package}: pip install 'gyroscope-lab[untuned]'") from error
+        raise MissingExtraError(
+            f"This recipe needs {package}, which is not installed: pip install 'gyroscope-lab[untuned]'"
+        ) from error

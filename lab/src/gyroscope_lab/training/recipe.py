@@ -131,10 +131,10 @@ class Recipe:
             those = ", ".join(name for name, (_, constants) in OPTIMIZERS.items() if "eps" in constants)
             raise LabError(f"`eps` must be a number >= 0, for {those}, got {self.eps} for {self.optimizer}.")
         if self.copies is not None and (self.control != "layca" or not self.copies.records):
-            raise LabError("a recipe that copies needs control='layca', and records=True in the recipe that it copies")
+            raise LabError("`copies` needs control='layca', and a recipe with records=True.")
         if self.copies is not None and (self.alpha != 0.0 or self.others != "frozen"):
             # The rate is then 1, which does not suit biases; and the copied rates replace those of alpha.
-            raise LabError("a recipe that copies only repeats the recorded rotations; leave alpha and others out")
+            raise LabError("`alpha` and `others` must be left out with `copies`, which repeats the recorded rotations.")
 
     def _check_momentum(self) -> None:
         if not 0 <= self.momentum < 1:

@@ -77,7 +77,7 @@ class Trial:
             json.dumps(_as_dict(self), allow_nan=False, default=_as_dict)
         except (TypeError, ValueError) as error:
             said = f"{self.recipe.name} on {self.task.name} cannot be kept as JSON: {error}"
-            raise LabError(f"{said}; options must be text, True, False and finite numbers") from error
+            raise LabError(f"{said}. Options must be text, True, False and finite numbers.") from error
 
     @property
     def schedule(self) -> Schedule:

@@ -132,7 +132,7 @@ class Twins:
             kept: dict[str, Any] = json.loads(path.read_text())
             return cls(**kept | {name: tuple(kept[name]) for name in ("norms", "rates", "tests")})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LabError(f"{path} cannot be read ({error}); delete it to train again") from error
+            raise LabError(f"{path} cannot be read ({error}). Delete it to train again.") from error
 
 
 def key(setting: Setting, way: Way) -> str:
@@ -246,7 +246,7 @@ def compare(setting: Setting, first: Course, second: Course) -> Twins:
     largest = first.outputs.abs().flatten(1).max(dim=1).values
     apart = (first.outputs - second.outputs).abs().flatten(1).max(dim=1).values / largest
     if not bool(apart.isfinite().all()):
-        raise LabError(f"the outputs of a training with {setting} are not finite; take fewer steps, or less decay")
+        raise LabError(f"The outputs of a training with {setting} are not finite. Take fewer steps, or less decay.")
     same = first.outputs[-1].argmax(-1) == second.outputs[-1].argmax(-1)
     return Twins(
         list(range(0, setting.steps + 1, setting.every)),
@@ -496,7 +496,7 @@ def _twins(lab: Lab, pair: Pair, courses: dict[tuple[Setting, Way], Course]) -> 
     if kept.exists():
         return Twins.read(kept)
     if lab.known:
-        raise LabError(f"the pair '{pair.name}' is not in {kept}; leave --known out to train it")
+        raise LabError(f"The pair '{pair.name}' is not in {kept}. Train it first (leave --known out).")
     split, device = _split(lab, pair.setting), "cuda" if torch.cuda.is_available() else "cpu"
 
     def course(way: Way) -> Course:

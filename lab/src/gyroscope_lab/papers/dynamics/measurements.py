@@ -94,9 +94,9 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
             content = json.loads(path.read_text())
             return dict(content["found"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LabError(f"{path} cannot be read ({error}); delete it to measure again") from error
+            raise LabError(f"{path} cannot be read ({error}). Delete it to measure again.") from error
     if lab.known:
-        raise LabError(f"a training of {study} is not in {path}; leave --known out to train it")
+        raise LabError(f"A training of {study} is not in {path}. Train it first (leave --known out).")
     with one_thread(device_of(lab)):
         found = clean(measure())
     write_whole(path, json.dumps({"setting": told, "found": found}, allow_nan=False) + "\n")
