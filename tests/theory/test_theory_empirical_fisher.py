@@ -206,7 +206,7 @@ def test_larger_batches_make_larger_steps_by_up_to_the_root_of_their_ratio(gradi
         (lambda: measured_second_moment(torch.ones(3, 2), batch_size=1, draws=0), "`draws` must .* got 0"),
         (lambda: batch_law(torch.ones(3, 2), [4]), "at least two"),
         (lambda: batch_law(torch.ones(3, 2), [1, 2], draws=2), "must differ between examples"),
-        (lambda: step_gain(torch.ones(3, 2), 8, 4), "`batch_size` <= `larger`"),
+        (lambda: step_gain(torch.ones(3, 2), 8, 4), "`batch_size` ≤ `larger`"),
         (
             lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(1, 2), likelihood="poisson"),
             "`likelihood` must .* got 'poisson'",

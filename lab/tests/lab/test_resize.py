@@ -39,5 +39,5 @@ def test_a_side_that_cannot_be_had_is_refused(side):
 
 
 def test_no_pixels_at_all_are_refused():
-    with pytest.raises(LabError, match="`side` must be a whole number >= 1, got 0"):
+    with pytest.raises(LabError, match="`side` must be a whole number ≥ 1, got 0"):
         resize(torch.zeros(1, 1, 28, 28), 0)

@@ -34,7 +34,7 @@ def report(
     from gyroscope.page.report import report as write
 
     if bins < 1:
-        fail(f"`--bins` must be a whole number >= 1, got {bins}. Try 512.", code=BAD_ARGUMENT)
+        fail(f"`--bins` must be a whole number ≥ 1, got {bins}. Try 512.", code=BAD_ARGUMENT)
     file = Path(_NAME) if out is None else out.path / _NAME if out.folder else out.path
     problems: list[GyroscopeError] = []
     try:

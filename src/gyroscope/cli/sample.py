@@ -27,7 +27,7 @@ def sample(
     from gyroscope.store.folder import request
 
     if steps < 1:
-        fail(f"`--steps` must be a whole number >= 1, got {steps}. Try 5.", code=BAD_ARGUMENT)
+        fail(f"`--steps` must be a whole number ≥ 1, got {steps}. Try 5.", code=BAD_ARGUMENT)
     try:
         with load(run) as opened:
             state = opened.state

@@ -138,7 +138,7 @@ def _rows(run: Run, layers: str) -> list[int]:
     if layers.isascii() and layers.isdigit():
         wanted = count if len(layers) > 9 else min(int(layers), count)
         if wanted < 1:
-            fail("`--layers` must be a number >= 1, all, or a pattern, got 0.", code=BAD_ARGUMENT)
+            fail("`--layers` must be a number ≥ 1, all, or a pattern, got 0.", code=BAD_ARGUMENT)
         first = (wanted + 1) // 2
         return [*range(first), *range(count - (wanted - first), count)]
     rows = [i for i, name in enumerate(run.layers) if fnmatchcase(name, layers)]

@@ -83,7 +83,7 @@ def at_least_one(value: int | None, option: str) -> None:
     >>> at_least_one(3, "--seeds")
     """
     if value is not None and value < 1:
-        fail(f"`{option}` must be a whole number >= 1, got {value}.", code=BAD_ARGUMENT)
+        fail(f"`{option}` must be a whole number ≥ 1, got {value}.", code=BAD_ARGUMENT)
 
 
 def load_laboratory() -> None:

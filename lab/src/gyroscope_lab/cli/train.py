@@ -152,9 +152,9 @@ def _check(alpha: float, weight_decay: float, momentum: float, nesterov: bool) -
     if not isfinite(alpha):
         fail(f"`--alpha` must be a number, such as -0.6 or 0.6, got {alpha}.", code=BAD_ARGUMENT)
     if not 0 <= weight_decay < float("inf"):
-        fail(f"`--weight-decay` must be a number >= 0, got {weight_decay}.", code=BAD_ARGUMENT)
+        fail(f"`--weight-decay` must be a number ≥ 0, got {weight_decay}.", code=BAD_ARGUMENT)
     if not 0 <= momentum < 1:
-        fail(f"`--momentum` must be a number >= 0 and < 1, got {momentum}.", code=BAD_ARGUMENT)
+        fail(f"`--momentum` must be a number ≥ 0 and < 1, got {momentum}.", code=BAD_ARGUMENT)
     if nesterov and not momentum:
         fail("`--nesterov` needs a momentum, got 0. Try --momentum 0.9.", code=BAD_ARGUMENT)
 

@@ -34,5 +34,5 @@ def resize(images: torch.Tensor, side: int) -> torch.Tensor:
     torch.Size([1, 1, 12, 12])
     """
     if side < 1:
-        raise LabError(f"`side` must be a whole number >= 1, got {side}.")
+        raise LabError(f"`side` must be a whole number ≥ 1, got {side}.")
     return F.interpolate(images, size=(side, side), mode="bilinear", antialias=True, align_corners=False)

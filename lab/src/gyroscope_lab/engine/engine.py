@@ -70,7 +70,7 @@ def run_trials(
     if jobs is not None:
         given, jobs = jobs, whole(jobs, 1)
         if jobs is None:
-            raise LabError(f"`jobs` must be a whole number >= 1, got {given!r}.")
+            raise LabError(f"`jobs` must be a whole number ≥ 1, got {given!r}.")
     trials = list(trials)
     missing = archive.missing(trials)
     folder = None if data is None else Path(data)

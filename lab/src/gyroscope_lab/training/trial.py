@@ -66,7 +66,7 @@ class Trial:
             value = getattr(self, name)
             # True equals 1, and 2.5 would give another key.
             if value is not None and (type(value) is not int or value < 1):
-                raise LabError(f"`{name}` must be a whole number of steps >= 1, or None for {none}, got {value!r}.")
+                raise LabError(f"`{name}` must be a whole number of steps ≥ 1, or None for {none}, got {value!r}.")
         for name in ("keeps", "follows"):
             if type(getattr(self, name)) is not bool:
                 raise LabError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
