@@ -29,9 +29,8 @@ from gyroscope.base import write_whole
 from gyroscope.theory import effective_lr, shrinkage, undo_decay
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.engine.run_one import loaded
+from gyroscope_lab.engine.run_one import loaded, one_thread
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.measurements import one_thread
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
@@ -154,7 +153,7 @@ def train(setting: Setting, way: Way, split: Split, *, device: str = "cpu") -> C
     >>> train(Setting("digits", 64, 8, 0.3, 0.03, steps=20), "exponential", split).rates.round(3).tolist()
     [0.303, 0.363, 0.435]
     """
-    with one_thread(torch.device(device)):
+    with one_thread():
         if not setting.before:
             return _train(setting, way, split, device)[0]
         _, model = _train(replace(setting, steps=setting.before, every=setting.before), "decay", split, device)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
@@ -28,7 +27,7 @@ from gyroscope.control import KFAC, QuasiDiagonal
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.engine.run_one import loaded
+from gyroscope_lab.engine.run_one import loaded, one_thread
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.papers.at_hand import pixels
@@ -97,22 +96,10 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
             raise LabError(f"{path} cannot be read ({error}). Delete it to measure again.") from error
     if lab.known:
         raise LabError(f"A training of {study} is not in {path}. Train it first (leave --known out).")
-    with one_thread(device_of(lab)):
+    with one_thread():
         found = clean(measure())
     write_whole(path, json.dumps({"setting": told, "found": found}, allow_nan=False) + "\n")
     return dict(found)
-
-
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    """Compute on one thread of a CPU, as every training of the laboratory does."""
-    threads = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def training_of(
