@@ -128,7 +128,7 @@ def collect_archive(path: Path, *, runs: Path, out: Path) -> None:
         trial = row.trial
         said = row.status if row.reason is None else f"{row.status}: {row.reason}"
         cells = (
-            f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}",
+            trial.title,
             said if row.taken or row.kept or row.status in ("failed", "started") else f"{said}, known already",
             f"{row.epochs}/{trial.schedule.epochs}",
             _percent(row.test),
@@ -187,7 +187,7 @@ class _Lines:
 
     def on_failed(self, trial: Trial, why: str) -> None:
         self._notes.pop(trial.key, None)
-        self.say(f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed} failed: {why}")
+        self.say(f"{trial.title} failed: {why}")
 
 
 def _counted(counts: Counter[str]) -> str:

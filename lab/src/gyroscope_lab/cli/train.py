@@ -228,7 +228,7 @@ def _trained(trial: Trial, archive: Archive, on_gpu: bool, data: Path, again: bo
 def _show(trial: Trial, result: Result, known: bool, folder: Path) -> None:
     final, layers, epochs = result.final_rotation, result.layers, len(result.loss)
     turned = [(value, name) for value, name in zip(final, layers, strict=True) if isfinite(value)]
-    echo(f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}")
+    echo(trial.title)
     accuracies = [("train", result.train_accuracy), ("test", result.test_accuracy)]
     if result.validation:
         accuracies.insert(1, ("validation", result.best_validation))

@@ -46,7 +46,7 @@ class Note:
         trial, turned = training.trial, training.rotation[-1]
         return cls(
             key=trial.key,
-            name=f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}",
+            name=trial.title,
             epoch=training.epoch,
             epochs=trial.schedule.epochs,
             loss=training.loss[-1],

@@ -84,6 +84,11 @@ class Trial:
         """The task's schedule."""
         return self.task.schedule
 
+    @property
+    def title(self) -> str:
+        """The names of its task and recipe, and its seed."""
+        return f"{self.task.name}: {self.recipe.name}, seed {self.seed}"
+
     @cached_property
     def key(self) -> str:
         """A fingerprint of everything that the result depends on, without names: equal keys mean equal results."""
