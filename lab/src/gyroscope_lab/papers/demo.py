@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from math import isnan, nan
 from typing import Any
 
-import numpy as np
-
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell
 from gyroscope_lab.papers.rotation import paper
@@ -277,10 +275,5 @@ def about(demo: Demo, *, command: str) -> list[str]:
 
 def _told(recipe: Recipe) -> float | None:
     """The paper's test accuracy for a configuration on C10-CNN1."""
-    known = "c10-cnn1"
-    if recipe.control is None:
-        told = paper.WEIGHT_DECAY[known] if recipe.weight_decay else paper.SGD_RATES[known][-1]
-        return paper.absolute(known, told)
-    if recipe.alpha:
-        return paper.by_alpha(known, recipe.alpha)
-    return paper.by_rate(known, round(np.log(recipe.rate) / np.log(3)))
+    alone = "SGD + L2" if recipe.weight_decay else "SGD 3^-1"
+    return paper.told("c10-cnn1", recipe.name if recipe.control else alone)

@@ -18,7 +18,6 @@ from gyroscope_lab.papers.rotation.panels import grid
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.recipe import Recipe
-from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -120,22 +119,10 @@ def _rows(lab: Lab, trials: list[Trial]) -> list[list[Cell]]:
     return list(found.values())
 
 
-def paper_accuracy(task: Task, recipe: Recipe) -> float | None:
-    """Return the paper's test accuracy for a recipe of `layca`, in percent.
-
-    >>> from gyroscope_lab.training.tasks import task
-    >>> paper_accuracy(task("c10-cnn1"), layca(-4)), paper_accuracy(task("c10-cnn1"), layca(-3, alpha=0.6))
-    (86.04, 68.67)
-    """
-    if recipe.alpha:
-        return paper.by_alpha(task.name, recipe.alpha)
-    return next((paper.by_rate(task.name, power) for power in POWERS if recipe == layca(power)), None)
-
-
 def _accuracies(row: list[Cell]) -> Table:
     lines = []
     for cell in row:
-        told = paper_accuracy(cell.task, cell.recipe)
+        told = paper.told(cell.task.name, cell.recipe.name)
         difference = None if told is None else cell.test - told
         lines.append((cell.recipe.name, cell.test, told, difference, cell.train, cell.mean_rotation))
     columns = ("configuration", "test % here", "paper", "difference", "train %", "mean rotation")
@@ -216,7 +203,7 @@ def _draw_sweep(rows: list[list[Cell]]) -> Figure:
         for ax, chosen, place in ((left, alphas, _alpha), (right, rates, _rate)):
             its = sorted(chosen, key=place)
             ax.plot([place(cell) for cell in its], [cell.test for cell in its], "o-", color="C0", label="here")
-            told = [(place(cell), paper_accuracy(cell.task, cell.recipe)) for cell in its]
+            told = [(place(cell), paper.told(cell.task.name, cell.recipe.name)) for cell in its]
             if any(value is not None for _, value in told):
                 known = [(x, value) for x, value in told if value is not None]
                 ax.plot(*zip(*known, strict=True), "s--", color="0.6", label="paper")
