@@ -162,7 +162,7 @@ def _of_cost(curves: Sequence[Curve]) -> list[Verdict]:
             "means far from zero slow down gradient descent",
             "the convergence rate depends on the condition number",
             f"moving the inputs takes the mean loss from {plain.area:.3g} to {by['SGD', True].area:.3g} "
-            f"({_epochs(plain)} and {_epochs(by['SGD', True])} epochs), at the best rate for each",
+            f"({plain.learned_in} and {by['SGD', True].learned_in} epochs), at the best rate for each",
             costs["SGD"] > 1 + _SHARE,
         ),
         *(
@@ -178,8 +178,8 @@ def _of_cost(curves: Sequence[Curve]) -> list[Verdict]:
             Verdict(
                 f"{method} learns faster than SGD without normalization",
                 "expected",
-                f"mean loss {by[method, False].area:.3g} against {plain.area:.3g}, {_epochs(by[method, False])} "
-                f"against {_epochs(plain)} epochs",
+                f"mean loss {by[method, False].area:.3g} against {plain.area:.3g}, {by[method, False].learned_in} "
+                f"against {plain.learned_in} epochs",
                 by[method, False].area * (1 + _SHARE) < plain.area,
             )
             for method in rest
@@ -210,10 +210,6 @@ def _span(ratios: npt.NDArray[np.float64]) -> str:
 def _beside(spectra: dict[str, Any]) -> str:
     largest = [spectra[when]["measured"][0] / spectra[when]["rest"] for when in ("start", "end")]
     return f"{largest[0]:.0f} and {largest[1]:.0f}"
-
-
-def _epochs(curve: Curve) -> str:
-    return "more than all" if curve.epochs is None else str(curve.epochs)
 
 
 def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, Any]]) -> Any:

@@ -3,8 +3,7 @@
 If batch normalization helped by centering and scaling the inputs of the next layer, random means and scales after it,
 redrawn for every batch, should undo the benefit. Santurkar et al. (2018) found that they hardly matter. The chapter's
 explanation: the normalization of the next layer removes the added noise. This cannot hold after the last normalization,
-    because no other follows, so a separate
-network has no noise there.
+because no other follows, so a separate network has no noise there.
 """
 
 from __future__ import annotations
@@ -129,14 +128,10 @@ def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, gain: float) -> Verdi
     loss = noisy.area - normal.area
     share = "" if gain <= 0 else f", {100 * loss / gain:.0f} % of the gain of batch normalization"
     here = (
-        f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {_epochs(noisy)} epochs to a loss of "
-        f"{noisy.bound:g} against {_epochs(normal)}; test {noisy.test - normal.test:+.1f} points"
+        f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {noisy.learned_in} epochs to a loss of "
+        f"{noisy.bound:g} against {normal.learned_in}; test {noisy.test - normal.test:+.1f} points"
     )
     return Verdict(says, told, here, None if gain <= 0 else loss <= _SHARE * gain)
-
-
-def _epochs(arm: Arm) -> str:
-    return "more than all" if arm.epochs is None else str(arm.epochs)
 
 
 def _figure(arms: Sequence[Arm]) -> Any:

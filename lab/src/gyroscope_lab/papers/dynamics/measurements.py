@@ -222,6 +222,11 @@ class LossCurve:
         """Epochs until the loss counts as learned."""
         return until(self.loss.tolist(), self.bound)
 
+    @property
+    def learned_in(self) -> str:
+        """The same in words."""
+        return "more than all" if self.epochs is None else str(self.epochs)
+
 
 def mean_curve(curves: list[list[float | None]], length: int) -> npt.NDArray[np.float64]:
     """The mean over seeds, epoch by epoch; inf from the epoch in which one of them diverged.

@@ -10,7 +10,7 @@ with decay:
 
 where w' are the weights of the run that copies and w those of the run that is copied. For SGD without momentum this is
 exact: the networks compute the same function at every step. With momentum, and for Adam, it holds if norms change
-    slowly.
+slowly.
 """
 
 from __future__ import annotations

@@ -415,8 +415,8 @@ def silhouette(vectors: Tensor, y: Tensor) -> float:
 def follow(trial: Trial, split: Split, *, every: int, samples: int, device: str = "cpu") -> Course:
     """Train, and measure the silhouette of the first layer's feedback every `every` epochs, over test examples.
 
-    A layer's output is that of its ReLU, where its feedback arrives. On a CPU
-    all is done on one thread, as with every training of a laboratory.
+    A layer's output is that of its ReLU, where its feedback arrives. As with every training of a laboratory, the CPU
+    computes on one thread.
 
     Args:
         trial: the trial; its network is a perceptron with ReLUs and without batch normalization.

@@ -62,6 +62,11 @@ class Configuration:
     task: Task
     recipe: Recipe
 
+    @property
+    def told(self) -> float | None:
+        """The paper's test accuracy."""
+        return paper.told(self.task.name, self.recipe.name)
+
 
 def configurations(lab: Lab, task: Task) -> list[Configuration]:
     """Return all configurations of a task; a smoke test takes some of them.
@@ -227,7 +232,7 @@ def _table(name: str, row: Row) -> Table:
             cell.mean_rotation,
             least(cell),
             cell.test,
-            paper.told(name, one.recipe.name),
+            one.told,
             cell.train,
             "yes" if counts(cell, FITS) else "no",
             "yes" if counts(cell, 100 * LEARNED) else "no",
