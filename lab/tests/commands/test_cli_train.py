@@ -126,7 +126,7 @@ def test_a_folder_that_holds_another_training_is_left_alone(here, monkeypatch, e
     before = (here / "mine" / "run.sqlite").read_bytes()
     result = run("digits", "--epochs", "1", "--run", "mine", "--rate", "3^-2")
     assert result.exit_code == 2
-    said = "mine holds another training (digits: Layca 3^-3, seed 0, rate 0.037037). Give another folder"
+    said = "mine holds another training (digits: Layca 3^-3, seed 0, rate 0.037037). Give another folder."
     assert result.stderr == f"gyroscope: {said}\n"
     assert (here / "mine" / "run.sqlite").read_bytes() == before
 

@@ -213,7 +213,7 @@ def test_steps_can_be_captured_of_all_but_adagrad_and_sgd_amom_alone():
         ),
         ({"others": "thawed", "control": "layca"}, r"`Recipe\.others` must be 'frozen' or 'inner', got 'thawed'"),
         ({"copies": RECORDED}, "`copies` needs control='layca'"),
-        ({"copies": replace(RECORDED, records=False), "control": "layca"}, "and records=True in the recipe"),
+        ({"copies": replace(RECORDED, records=False), "control": "layca"}, "and a recipe with records=True"),
         (
             {"copies": RECORDED, "control": "layca", "others": "inner"},
             "`alpha` and `others` must be left out with `copies`",
