@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, fail, reported
 from gyroscope.cli.options import RunPath, Target, out_option, quantities_and_scalars
 from gyroscope.cli.printed import echo
-from gyroscope.errors import GyroscopeError
 
 
 class Format(StrEnum):
@@ -54,20 +53,13 @@ def export(
     """
     from gyroscope.store import load
 
-    try:
-        with load(run) as opened:
-            wanted = quantity[0] if quantity and len(quantity) == 1 else quantity or None
-            name = f"{opened.name}_{_plain(wanted)}" if isinstance(wanted, str) else opened.name
-            file, kind = _file(out, to, default=name)
-            ways = {Format.csv: opened.to_csv, Format.json: opened.to_json, Format.parquet: opened.to_parquet}
-            with nullcontext() if out is None else out.made():
-                written = ways[kind](file, wanted)
-    except KeyboardInterrupt:
-        fail("Interrupted.", code=INTERRUPTED)
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
-    except OSError as error:
-        fail(f"{out or Path()} cannot be written: {error.strerror or error}.", code=FAILED)
+    with reported(writes=out or Path()), load(run) as opened:
+        wanted = quantity[0] if quantity and len(quantity) == 1 else quantity or None
+        name = f"{opened.name}_{_plain(wanted)}" if isinstance(wanted, str) else opened.name
+        file, kind = _file(out, to, default=name)
+        ways = {Format.csv: opened.to_csv, Format.json: opened.to_json, Format.parquet: opened.to_parquet}
+        with nullcontext() if out is None else out.made():
+            written = ways[kind](file, wanted)
     echo(f"Wrote {written}")
 
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gyroscope.cli import options
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, fail, reported
 from gyroscope.cli.options import Target, is_run, out_option
 from gyroscope.cli.printed import echo
-from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,17 +125,11 @@ def plot(
             code=BAD_ARGUMENT,
         )
     file = _file(out, format, default=_default(runs[0], figure))
-    try:
+    with reported(writes=file):
         drawn = _draw(runs, figure, layers or None, quantity, accuracy or "test_accuracy")
         from gyroscope.figures import save
 
         [written] = save(drawn, file)
-    except KeyboardInterrupt:
-        fail("Interrupted.", code=INTERRUPTED)
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
-    except OSError as error:
-        fail(f"{file} cannot be written: {error.strerror or error}.", code=FAILED)
     echo(f"Wrote {written}")
 
 
