@@ -3,8 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
-from gyroscope_lab.data.resize import center_crop, resize
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.conditioning.exact_spectra import center_crop, resize
 
 
 @pytest.mark.parametrize(("before", "after"), [(20, 12), (24, 12), (28, 12), (8, 12), (12, 12), (7, 3)])
