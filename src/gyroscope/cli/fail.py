@@ -33,10 +33,12 @@ def fail(message: str, *, code: int) -> NoReturn:
 def reported(*, code: int = FAILED, writes: object = None) -> Iterator[None]:
     """End the command with one line if Gyroscope raises an error, on Ctrl-C, and if `writes` cannot be written.
 
-    >>> with reported():
-    ...     raise GyroscopeError("nothing to do")
-    Traceback (most recent call last):
-    click.exceptions.Exit: 1
+    >>> try:
+    ...     with reported(code=BAD_ARGUMENT):
+    ...         raise GyroscopeError("nothing to do")
+    ... except typer.Exit as end:
+    ...     print(end.exit_code)
+    2
     """
     try:
         yield
