@@ -7,6 +7,7 @@ nearly all of them reach a cosine distance of 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import LEARNED, Cell, cells
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.best_layca import in_training
-from gyroscope_lab.papers.rotation.panels import grid
+from gyroscope_lab.papers.rotation.panels import Sweep, draw_sweeps, grid
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.recipe import Recipe
@@ -184,35 +185,22 @@ def _sweep_verdicts(lab: Lab, row: list[Cell]) -> list[Verdict]:
     ]
 
 
-def _alpha(cell: Cell) -> float:
-    return cell.recipe.alpha
-
-
 def _rate(cell: Cell) -> float:
     return cell.recipe.rate
 
 
 def _draw_sweep(rows: list[list[Cell]]) -> Figure:
-    from matplotlib.figure import Figure
+    def over(row: list[Cell], place: Callable[[Cell], float]) -> Sweep:
+        its = {place(cell): cell for cell in sorted(row, key=place)}
+        told = {x: paper.told(cell.task.name, cell.recipe.name) for x, cell in its.items()}
+        return {x: cell.test for x, cell in its.items()}, {x: test for x, test in told.items() if test is not None}
 
-    figure = Figure(figsize=(7.2, 2.6 * len(rows)), layout="constrained")
-    axes = figure.subplots(len(rows), 2, squeeze=False, sharey="row")
-    for (left, right), row in zip(axes, rows, strict=True):
+    shown = []
+    for row in rows:
         alphas = [cell for cell in row if cell.recipe.rate == 3.0**-3]
         rates = [cell for cell in row if not cell.recipe.alpha]
-        for ax, chosen, place in ((left, alphas, _alpha), (right, rates, _rate)):
-            its = sorted(chosen, key=place)
-            ax.plot([place(cell) for cell in its], [cell.test for cell in its], "o-", color="C0", label="here")
-            told = [(place(cell), paper.told(cell.task.name, cell.recipe.name)) for cell in its]
-            if any(value is not None for _, value in told):
-                known = [(x, value) for x, value in told if value is not None]
-                ax.plot(*zip(*known, strict=True), "s--", color="0.6", label="paper")
-                ax.legend(fontsize=8)
-        right.set_xscale("log", base=3)
-        left.set_ylabel(f"{row[0].task.name}\ntest accuracy (%)", fontsize=9)
-        left.set_xlabel("α: first layers faster ← 0 → last layers faster", fontsize=9)
-        right.set_xlabel("ρ(0)", fontsize=9)
-    return figure
+        shown.append((row[0].task.name, over(alphas, lambda cell: cell.recipe.alpha), over(rates, _rate)))
+    return draw_sweeps(shown, alpha="α: first layers faster ← 0 → last layers faster", rate="ρ(0)")
 
 
 STUDIES = (
