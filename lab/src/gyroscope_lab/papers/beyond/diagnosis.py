@@ -1,4 +1,4 @@
-"""How often a diagnosis is right, on faults that were put into small networks and on healthy trainings.
+"""The share of right diagnoses, on faults that were put into small networks and on healthy trainings.
 
 The cases are those of `gyroscope benchmark diagnosis`. The verdicts are kept in the archive, one per line, and cases
 that are there are not trained again.

@@ -206,7 +206,7 @@ def standard_error(*cells: Cell) -> float:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a change of a training gains, in points or nats.
+    """The gain of a change to a training, in points or nats.
 
     Attributes:
         without: the cell without the change.

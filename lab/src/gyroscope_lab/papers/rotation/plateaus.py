@@ -1,4 +1,4 @@
-"""Where the loss gets stuck (figure 11 of the rotation paper, figures 3 and 10 of the speed paper).
+"""Plateaus of the training loss (figure 11 of the rotation paper, figures 3 and 10 of the speed paper).
 
 While the rate is not cut, the training loss settles on a plateau: the higher, the faster and the more uniformly the
 layers turn. Its height here is the mean loss over the last tenth of the epochs before the first cut. The papers'
