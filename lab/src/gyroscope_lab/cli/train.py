@@ -19,7 +19,6 @@ from gyroscope_lab.cli.shared import Device, Parallel, Precision, at_least_one, 
 if TYPE_CHECKING:
     from gyroscope_lab.training.archive import Archive
     from gyroscope_lab.training.result import Result
-    from gyroscope_lab.training.task import Precision as _Precision
     from gyroscope_lab.training.trial import Trial
 
 _RUNS = Path("runs/lab")
@@ -57,7 +56,7 @@ def train(
     precision: Annotated[
         Precision | None, typer.Option(help="Precision of products.", show_default="bf16 on a GPU, float32 on a CPU")
     ] = None,
-    device: Annotated[Device, typer.Option(help="Device to train on.")] = Device.auto,
+    device: Annotated[Device, typer.Option(help="Device to train on.")] = "auto",
     data: Annotated[Path, typer.Option(envvar="GYROSCOPE_DATA", help="Folder of the datasets.")] = Path("data"),
     run: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default=f"a new one in {_RUNS}")] = None,
     again: Annotated[bool, typer.Option("--again", help="Train again, even if the result is known.")] = False,
@@ -99,8 +98,7 @@ def train(
         chosen = known(task) if epochs is None else known(task).lasting(epochs)
         if batch is not None:
             chosen = replace(chosen, schedule=replace(chosen.schedule, batch=batch))
-        suited: _Precision = chosen.precision or ("bf16" if on_gpu else "float32")
-        exact: _Precision = precision.value if precision is not None else suited
+        exact = precision or chosen.precision or ("bf16" if on_gpu else "float32")
         trial = Trial(chosen, recipe, seed, precision=exact, every=every)
         archive = _archive(run, trial)
     except GyroscopeError as error:
@@ -108,9 +106,9 @@ def train(
     from gyroscope_lab.engine.ranks import started_by_torchrun
 
     if started_by_torchrun():
-        _on_ranks(trial, archive, on_gpu, data, Parallel.ddp if parallel is None else parallel, again)
+        _on_ranks(trial, archive, on_gpu, data, parallel or "ddp", again)
     elif parallel is not None:
-        command = f"torchrun --nproc-per-node 2 -m gyroscope_lab train {task} --parallel {parallel.value}"
+        command = f"torchrun --nproc-per-node 2 -m gyroscope_lab train {task} --parallel {parallel}"
         fail(f"`--parallel` needs several processes, got one. Start them with {command}", code=BAD_ARGUMENT)
     else:
         _show(trial, *_trained(trial, archive, on_gpu, data, again), archive.folder(trial))
@@ -162,9 +160,9 @@ def _check(alpha: float, weight_decay: float, momentum: float, nesterov: bool) -
 def _on_gpu(device: Device) -> bool:
     import torch
 
-    if device is Device.cuda and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         fail("`--device cuda` needs a GPU, and torch sees none. Leave it out to train on the CPU.", code=BAD_ARGUMENT)
-    return device is not Device.cpu and torch.cuda.is_available()
+    return device != "cpu" and torch.cuda.is_available()
 
 
 def _archive(run: Path | None, trial: Trial) -> Archive:
@@ -187,9 +185,9 @@ def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel
             if again:
                 from_first(lambda: forget(archive, [trial]))
             known = archive.result(trial) is not None
-            result = run_on_ranks(trial, archive, data, parallel=parallel.value, device=place)
+            result = run_on_ranks(trial, archive, data, parallel=parallel, device=place)
             if distributed.get_rank() == 0:
-                echo(f"On {distributed.get_world_size()} processes ({parallel.value}):")
+                echo(f"On {distributed.get_world_size()} processes ({parallel}):")
                 _show(trial, result, known, archive.folder(trial))
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
