@@ -62,10 +62,7 @@ def built(case: Case) -> Scene | None:
     it, injected = prepared(case)
     if injected is None or it.ranks > 1:
         return None
-    made = it.build(it.model)
-    it.optimizers = made if isinstance(made, list) else [made]
-    for act in it.after_build:
-        act()
+    it.begin()
     torch.manual_seed(it.seed)
     return it
 

@@ -87,5 +87,5 @@ def test_a_measurement_that_is_damaged_is_named(tmp_path):
     assert json.loads(path.read_bytes())["found"] == {"loss": [0.5]}
     path.unlink()
     path.mkdir()
-    with pytest.raises(LabError, match=r"\.json cannot be read \(.*Is a directory.*; delete it to measure again"):
+    with pytest.raises(LabError, match=r"\.json cannot be read \(.*Is a directory.*\. Delete it to measure again"):
         kept(lab, "example", Schedule(), dict)

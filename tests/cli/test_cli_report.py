@@ -85,7 +85,7 @@ def test_what_cannot_be_read_is_told_of_and_listed_and_the_rest_is_shown(here):
     [
         (["nowhere"], 1, "gyroscope: There is no run at "),
         (["empty"], 1, "gyroscope: There are no runs in "),
-        (["runs/a", "--bins", "0"], 2, "gyroscope: `--bins` must be a whole number >= 1, got 0. Try 512."),
+        (["runs/a", "--bins", "0"], 2, "gyroscope: `--bins` must be a whole number ≥ 1, got 0. Try 512."),
         (
             ["runs/a", "-o", "runs/a/run.sqlite/x"],
             1,

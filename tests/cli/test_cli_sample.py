@@ -52,4 +52,4 @@ def test_a_run_that_has_ended_is_not_asked(tmp_path):
 def test_the_number_of_steps_must_be_positive(tmp_path):
     result = runner.invoke(app, ["sample", str(tmp_path), "--steps", "0"])
     assert result.exit_code == 2
-    assert "`--steps` must be a whole number >= 1, got 0" in result.output
+    assert "`--steps` must be a whole number ≥ 1, got 0" in result.output

@@ -138,7 +138,7 @@ def test_a_narrow_terminal_keeps_names_and_rotation_and_says_what_is_missing(sma
     ("arguments", "code", "says"),
     [
         (["--quantity", "rotatoin"], 2, "`--quantity` must be one of rotation, "),
-        (["--layers", "0"], 2, "`--layers` must be a number >= 1, all, or a pattern, got 0"),
+        (["--layers", "0"], 2, "`--layers` must be a number ≥ 1, all, or a pattern, got 0"),
         (["--layers", "zz*"], 2, "`--layers` must match at least one of the 3 layers, got zz*. One of them is block"),
     ],
 )

@@ -141,7 +141,7 @@ def test_bounds_of_a_stall_that_mean_nothing_are_refused(given):
 
 @pytest.mark.parametrize("classes", [1, 0, 2.5, None, "10", np.nan, np.inf])
 def test_classes_are_counted(classes):
-    with pytest.raises(MonitorError, match="must be a whole number >= 2"):
+    with pytest.raises(MonitorError, match="must be a whole number ≥ 2"):
         stall(LOSS, INPUT, NORM, classes=classes)
 
 

@@ -76,7 +76,7 @@ def test_a_few_layers_are_named_once_and_many_have_one_color_bar():
 def test_a_run_with_nothing_to_show_is_refused():
     with pytest.raises(FigureError, match="holds nothing that a dashboard shows"):
         dashboard(run_of(custom=np.zeros((2, 2))))
-    with pytest.raises(FigureError, match="`columns` must be a whole number >= 1, got 0"):
+    with pytest.raises(FigureError, match="`columns` must be a whole number ≥ 1, got 0"):
         dashboard(example_run(), columns=0)
 
 

@@ -128,7 +128,7 @@ AX = figures.rotation_curves(RUN)
         (lambda: figures.moment_percentiles(RUN, steps=["x"]), "`steps` must be an array of numbers"),
         (lambda: figures.compare(3), "`runs` must be .*, got a int"),
         (lambda: figures.rotation_curves([["a"]]), "`curves` must be an array of numbers"),
-        (lambda: figures.example_run(layers=0), "`layers` must be a whole number >= 1, got 0"),
+        (lambda: figures.example_run(layers=0), "`layers` must be a whole number ≥ 1, got 0"),
         (lambda: figures.example_run(quantities=["sharpness"]), "got 'sharpness'"),
         (lambda: figures.save(AX, ""), "`path` must be .*, got ''"),
         (lambda: figures.save(AX, None), "`path` must be .*, got None"),

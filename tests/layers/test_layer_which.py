@@ -92,7 +92,7 @@ class ChannelNorm(nn.Module):
     ],
     ids=lambda module: type(module).__name__,
 )
-def test_gains_of_normalisation_are_no_layers(gain: nn.Module) -> None:
+def test_gains_of_normalization_are_no_layers(gain: nn.Module) -> None:
     assert names(nn.Sequential(nn.Linear(4, 4), gain)) == ["0.weight"]
 
 

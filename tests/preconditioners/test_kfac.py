@@ -272,13 +272,13 @@ def test_undamped_directions_that_the_curvature_does_not_see_are_left_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"damping": -1.0}, "`damping` must be a finite number >= 0, got -1.0"),
-        ({"decay": 1.0}, "`decay` must be a number >= 0 and < 1, got 1.0"),
+        ({"damping": -1.0}, "`damping` must be a finite number ≥ 0, got -1.0"),
+        ({"decay": 1.0}, "`decay` must be a number ≥ 0 and < 1, got 1.0"),
         ({"biases": "no"}, "`biases` must be True or False, got 'no'"),
         ({"every": 0}, "`every` must be .* got 0"),
         ({"decompose_every": 1.5}, "`decompose_every` must be .* got 1.5"),
         ({"tikhonov": "other"}, "`tikhonov` must be one of 'factored', 'exact', got 'other'"),
-        ({"clip": float("nan")}, "`clip` must be a finite number >= 0, got nan"),
+        ({"clip": float("nan")}, "`clip` must be a finite number ≥ 0, got nan"),
         ({"largest": 0}, "`largest` must be .* got 0"),
         ({"labels": "sampled"}, "`loss` must be the function .*got None"),
         ({"labels": "other"}, "`labels` must be 'sampled', 'true', .*got 'other'"),

@@ -262,7 +262,7 @@ def test_a_loss_without_labels_is_refused():
     net = nn.Linear(2, 2)
     with pytest.raises(DynamicsError, match="labels='sampled'"):
         QuasiDiagonal(sgd(net), net, F.mse_loss)
-    with pytest.raises(DynamicsError, match="`damping` must be a finite number >= 0, got inf"):
+    with pytest.raises(DynamicsError, match="`damping` must be a finite number ≥ 0, got inf"):
         QuasiDiagonal(sgd(net), net, damping=float("inf"))
 
 

@@ -143,7 +143,7 @@ def test_the_thread_says_how_long_it_worked_and_ends_on_closing(tmp_path):
     ("options", "says"),
     [
         ({"layers": []}, "no layers"),
-        ({"queue": 0}, "`queue` must be a number >= 1, got 0"),
+        ({"queue": 0}, "`queue` must be a number ≥ 1, got 0"),
         ({"tick": 0}, "`tick` must be a finite number of seconds > 0, got 0"),
         ({"meta": {"lr": np.ones(2)}}, "`meta` must be a dict that JSON can hold"),
         ({"meta": {"lr": float("nan")}}, "`meta` must be a dict that JSON can hold"),
@@ -153,7 +153,7 @@ def test_the_thread_says_how_long_it_worked_and_ends_on_closing(tmp_path):
         ({"quantities": {"rotation": "1"}}, "QuantityInfo"),
         ({"step": 1.5}, "A step must be a whole number, got 1.5"),
         ({"step": "3"}, "A step must be a whole number, got '3'"),
-        ({"queue": "3"}, "`queue` must be a number >= 1, got '3'"),
+        ({"queue": "3"}, "`queue` must be a number ≥ 1, got '3'"),
         ({"tick": None}, "`tick` must be a finite number of seconds > 0, got None"),
     ],
 )

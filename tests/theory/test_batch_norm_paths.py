@@ -138,7 +138,7 @@ def test_a_centering_layer_follows_the_mean_as_torchs_batch_norm_does():
         (lambda: batch_norm(torch.ones(3, 2), through="mean"), "'direct'"),
         (lambda: batch_norm_paths(torch.ones(3, 2), torch.ones(2, 2)), "equal shapes"),
         (lambda: centered_weight_gradient(torch.ones(3, 2), torch.ones(2, 2)), r"\[B, D'\]"),
-        (lambda: BatchCenter(0), "`features` must be a whole number >= 1"),
+        (lambda: BatchCenter(0), "`features` must be a whole number ≥ 1"),
         (lambda: BatchCenter(2)(torch.ones(4, 3)), "2 units, got 3"),
     ],
 )

@@ -94,10 +94,10 @@ def test_figure_6_ends_on_one_trend_whatever_the_explicit_learning_rate():
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (lambda: norm_growth(0.1, -1), "`steps` must be a whole number >= 0"),
+        (lambda: norm_growth(0.1, -1), "`steps` must be a whole number ≥ 0"),
         (lambda: norm_growth(0.1, 3, norm=0.0), "`norm` must be a finite number > 0"),
         (lambda: norm_growth([0.1, 0.2], 3), r"shape \(2,\)"),
-        (lambda: norm_growth(math.nan, 3), "`lr` must be one finite number >= 0"),
+        (lambda: norm_growth(math.nan, 3), "`lr` must be one finite number ≥ 0"),
         (lambda: decay_time(-1.0), "`lr` must .* got -1.0"),
         (lambda: implicit_decay([1], 0.0), "`k0` must .* got 0.0"),
         (lambda: figure6((0.1, -1.0)), "learning rates > 0"),

@@ -137,7 +137,7 @@ def test_a_restored_model_computes_what_it_did():
         (lambda: knock_out(None), "`model` must be a torch.nn.Module, got a NoneType"),
         (lambda: restore(None), "`model` must be a torch.nn.Module, got a NoneType"),
         (lambda: Knockout(gain=(0.0, 1.0)), "0 < smallest"),
-        (lambda: Knockout(shift=-1.0), "`shift` must be a finite number >= 0"),
+        (lambda: Knockout(shift=-1.0), "`shift` must be a finite number ≥ 0"),
         (lambda: Knockout()(torch.ones(3)), r"\[B, D, ...\]"),
     ],
 )

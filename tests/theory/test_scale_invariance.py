@@ -401,7 +401,7 @@ BAD = {
         lambda m, b: invariance(m, F.cross_entropy, b, tolerance=0),
         "`tolerance` must be a finite number > 0",
     ),
-    "no points": (lambda m, b: invariance(m, F.cross_entropy, b, points=0), "`points` must be a whole number >= 1"),
+    "no points": (lambda m, b: invariance(m, F.cross_entropy, b, points=0), "`points` must be a whole number ≥ 1"),
     "no type": (lambda m, b: invariance(m, F.cross_entropy, b, dtype=torch.int64), "floating-point"),
     "no layers": (lambda m, b: invariance(m, F.cross_entropy, b, layers=[]), "an empty list"),
     "another's layers": (

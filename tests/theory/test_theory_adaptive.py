@@ -102,7 +102,7 @@ def test_nothing_given_is_changed():
         (lambda w: rmsprop(w, w, lr=0.1, beta=1.0), "`beta` must .* got 1.0"),
         (lambda w: adagrad(w, w, lr=0.1, eps=float("nan")), "`eps` must .* got nan"),
         (lambda w: adam(w, w, lr=0.1, betas=(0.9, 1.5)), "`beta2` must .* got 1.5"),
-        (lambda w: adagrad_as_rmsprop(0, lr=0.1), "`k` must be a whole number >= 1, got 0"),
+        (lambda w: adagrad_as_rmsprop(0, lr=0.1), "`k` must be a whole number ≥ 1, got 0"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(call, says):

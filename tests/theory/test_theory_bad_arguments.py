@@ -172,7 +172,7 @@ REFUSED = {
     "steps back": (lambda: theory.decay_law([3, 2, 1], [1.0, 2.0, 3.0]), "`steps` must be numbers in ascending order"),
     "rates of other steps": (lambda: theory.decay_law([1, 2, 3], [1.0, 2.0, 3.0], lr=[0.1, 0.2]), r"shape \(2,\)"),
     "rates of other norms": (lambda: theory.fit_norms([1, 2, 3], [1.0, 2.0, 3.0], lr=[0.1, 0.2]), r"shape \(2,\)"),
-    "negative shrinkage": (lambda: theory.decay_law([1, 2, 3], [1.0, 2.0, 3.0], shrinkage=-1.0), "must be >= 0"),
+    "negative shrinkage": (lambda: theory.decay_law([1, 2, 3], [1.0, 2.0, 3.0], shrinkage=-1.0), "must be ≥ 0"),
     "nothing decays": (lambda: theory.fixed_point(1e-200, 1e-200), "nothing decays"),
     "an empty batch": (lambda: theory.BatchCenter(3)(X[:0]), "must not be empty"),
     "a list of layers": (lambda: conditioning.outliers(net(), F.cross_entropy, (X, Y), ["0"]), "of a linear layer"),

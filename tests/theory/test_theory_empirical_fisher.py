@@ -202,11 +202,11 @@ def test_larger_batches_make_larger_steps_by_up_to_the_root_of_their_ratio(gradi
     [
         (lambda: second_moment(torch.ones(3)), r"must be a tensor \[examples, parameters\]"),
         (lambda: second_moment(torch.ones(3, 2), batch_size=0), "`batch_size` must .* got 0"),
-        (lambda: second_moment(torch.ones(3, 2), batch_size=4, replacement=False), "<= 3, the number of examples"),
+        (lambda: second_moment(torch.ones(3, 2), batch_size=4, replacement=False), "≤ 3, the number of examples"),
         (lambda: measured_second_moment(torch.ones(3, 2), batch_size=1, draws=0), "`draws` must .* got 0"),
         (lambda: batch_law(torch.ones(3, 2), [4]), "at least two"),
         (lambda: batch_law(torch.ones(3, 2), [1, 2], draws=2), "must differ between examples"),
-        (lambda: step_gain(torch.ones(3, 2), 8, 4), "`batch_size` <= `larger`"),
+        (lambda: step_gain(torch.ones(3, 2), 8, 4), "`batch_size` ≤ `larger`"),
         (
             lambda: fisher_diagonal(nn.Linear(2, 2), torch.ones(1, 2), likelihood="poisson"),
             "`likelihood` must .* got 'poisson'",

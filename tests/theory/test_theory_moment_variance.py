@@ -124,8 +124,8 @@ def test_steps_at_which_nothing_was_known_are_not_numbers():
     ("call", "says"),
     [
         (lambda: variance_shares([]), "Take a step first"),
-        (lambda: variance_shares([torch.tensor([-1.0])]), "finite numbers >= 0"),
-        (lambda: variance_shares([torch.tensor([math.nan])]), "finite numbers >= 0"),
+        (lambda: variance_shares([torch.tensor([-1.0])]), "finite numbers ≥ 0"),
+        (lambda: variance_shares([torch.tensor([math.nan])]), "finite numbers ≥ 0"),
         (lambda: variance_shares([torch.ones(2)], counting="rows"), "`counting` must .* got 'rows'"),
         (lambda: optimizer_shares(torch.optim.SGD([nn.Parameter(torch.ones(2))])), "SGD holds no second moments"),
         (lambda: recorded_shares(SimpleNamespace(quantities={})), "holds no moment_p10, moment_p50, moment_p90"),

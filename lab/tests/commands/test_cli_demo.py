@@ -216,7 +216,7 @@ def test_jobs_are_worker_processes_whose_results_are_shown(tmp_path, monkeypatch
 def test_numbers_below_one_are_refused(tmp_path, argument, value):
     result = run(app, ["demo", argument, value, "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
-    assert result.stderr == f"gyroscope: `{argument}` must be a whole number >= 1, got {value}.\n"
+    assert result.stderr == f"gyroscope: `{argument}` must be a whole number ≥ 1, got {value}.\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -291,7 +291,7 @@ def test_a_result_that_is_damaged_is_told_of(tmp_path):
     result = run(app, arguments)
     assert result.exit_code == 1
     assert f"{kept} cannot be read" in result.stderr
-    assert "delete it to run the trial again" in result.stderr
+    assert "Delete it to run the trial again" in result.stderr
     assert run(app, [*arguments, "--again"]).exit_code == 0
 
 

@@ -235,7 +235,7 @@ def test_studies_without_the_task_are_left_out_and_named(here):
         ),
         (["rotation/fig1", "zz*"], "There is no study 'zz*'. To list them: gyroscope reproduce list"),
         (["rotation/fig1", "--task", "c10"], "The task must be one of "),
-        (["rotation/fig1", "--jobs", "0"], "`--jobs` must be a whole number >= 1, got 0."),
+        (["rotation/fig1", "--jobs", "0"], "`--jobs` must be a whole number ≥ 1, got 0."),
         (["rotation/fig1", "--scale", "huge"], "Invalid value for '--scale'"),
         (["rotation/fig1", "--engine", "horses"], "Invalid value for '--engine'"),
         (["rotation/fig1", "--out", "file"], "`--out` must be a folder, got the file file."),

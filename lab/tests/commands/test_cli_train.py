@@ -126,7 +126,7 @@ def test_a_folder_that_holds_another_training_is_left_alone(here, monkeypatch, e
     before = (here / "mine" / "run.sqlite").read_bytes()
     result = run("digits", "--epochs", "1", "--run", "mine", "--rate", "3^-2")
     assert result.exit_code == 2
-    said = "mine holds another training (digits: Layca 3^-3, seed 0, rate 0.037037); give another folder"
+    said = "mine holds another training (digits: Layca 3^-3, seed 0, rate 0.037037). Give another folder."
     assert result.stderr == f"gyroscope: {said}\n"
     assert (here / "mine" / "run.sqlite").read_bytes() == before
 
@@ -168,13 +168,13 @@ def test_a_training_that_diverges_says_so_and_fails():
         (["digits", "--rate", "0^-1"], "or 3^-3, got 0^-1."),
         (["digits", "--control", "none", "--alpha", "0.6"], "`alpha` must be 0 without a control, got 0.6"),
         (["digits", "--alpha", "nan"], "`--alpha` must be a number, such as -0.6 or 0.6, got nan."),
-        (["digits", "--weight-decay", "-1"], "`--weight-decay` must be a number >= 0, got -1.0."),
-        (["digits", "--momentum", "1"], "`--momentum` must be a number >= 0 and < 1, got 1.0."),
+        (["digits", "--weight-decay", "-1"], "`--weight-decay` must be a number ≥ 0, got -1.0."),
+        (["digits", "--momentum", "1"], "`--momentum` must be a number ≥ 0 and < 1, got 1.0."),
         (["digits", "--optimizer", "adam", "--momentum", "0.9"], "`momentum` must be 0 for adam, got 0.9"),
         (["digits", "--nesterov"], "`--nesterov` needs a momentum, got 0. Try --momentum 0.9."),
-        (["digits", "--epochs", "0"], "`--epochs` must be a whole number >= 1, got 0."),
-        (["digits", "--batch", "-2"], "`--batch` must be a whole number >= 1, got -2."),
-        (["digits", "--every", "0"], "`--every` must be a whole number >= 1, got 0."),
+        (["digits", "--epochs", "0"], "`--epochs` must be a whole number ≥ 1, got 0."),
+        (["digits", "--batch", "-2"], "`--batch` must be a whole number ≥ 1, got -2."),
+        (["digits", "--every", "0"], "`--every` must be a whole number ≥ 1, got 0."),
         (["digits", "--seed", "-1"], "`seed` must be a whole number from 0 to "),
         (["digits", "--precision", "fp8"], "Invalid value for '--precision'"),
         (["digits", "--device", "tpu"], "Invalid value for '--device'"),

@@ -94,7 +94,7 @@ def test_rates_to_copy_are_those_of_the_trial_that_is_copied(tmp_path):
 
 
 def test_rates_of_what_was_not_run_are_said_to_be_missing(tmp_path):
-    with pytest.raises(LabError, match=r"copy copies the rates of RMSprop, which is not in .*; run that trial first"):
+    with pytest.raises(LabError, match=r"copy copies the rates of RMSprop, which is not in .*\. Run that trial first"):
         run_one(COPY, Archive(tmp_path))
 
 
@@ -115,10 +115,10 @@ def test_weights_are_there_where_they_were_kept(tmp_path):
     weights = archive.weights(kept)
     assert weights["initial"].keys() == {"linear1.weight", "linear2.weight"}
     assert weights["tested"].keys() == SGD.network().state_dict().keys()
-    with pytest.raises(LabError, match=rf"{WEIGHTS} does not exist; run the trial with keeps=True"):
+    with pytest.raises(LabError, match=rf"{WEIGHTS} does not exist\. Run the trial with keeps=True"):
         archive.weights(SGD)
     (archive.folder(kept) / WEIGHTS).write_bytes(b"noise")
-    with pytest.raises(LabError, match=rf"{WEIGHTS} cannot be read .BadZipFile.* delete its folder"):
+    with pytest.raises(LabError, match=rf"{WEIGHTS} cannot be read .BadZipFile.* Delete its folder"):
         archive.weights(kept)
 
 
@@ -189,7 +189,7 @@ def test_a_damaged_result_is_refused_by_name_and_nothing_is_lost(damage, tmp_pat
     damaged = DAMAGES[damage](json.loads(path.read_text()))
     path.write_text(damaged)
     for act in (archive.result, lambda trial: run_one(trial, archive), lambda trial: archive.missing([trial])):
-        with pytest.raises(LabError, match=rf"{path} .*; delete it to run the trial again"):
+        with pytest.raises(LabError, match=rf"{path} .*\. Delete it to run the trial again"):
             act(SGD)
     assert path.read_text() == damaged
     with gyroscope.load(path.parent) as run:
@@ -202,7 +202,7 @@ def test_a_result_of_another_trial_is_not_taken_for_ones_own(tmp_path):
     archive, other = Archive(tmp_path), replace(SGD, seed=1)
     run_one(other, archive)
     archive.folder(other).rename(tmp_path / "digits" / SGD.slug)
-    with pytest.raises(LabError, match=r"result\.json holds the result of another trial; move it elsewhere"):
+    with pytest.raises(LabError, match=r"result\.json holds the result of another trial\. Move it elsewhere"):
         archive.result(SGD)
 
 

@@ -200,7 +200,7 @@ def test_an_option_that_makes_no_sense_is_refused(options, says):
 
 @pytest.mark.parametrize(("count", "batch"), [(-1, 4), (4, 0), (4, -2)])
 def test_numbers_of_examples_that_make_no_sense_are_refused(count, batch):
-    with pytest.raises(LabError, match=f"`count` must be >= 0 and `batch` >= 1, got {count} and {batch}"):
+    with pytest.raises(LabError, match=f"`count` must be ≥ 0 and `batch` ≥ 1, got {count} and {batch}"):
         Augmentation().draw(count, batch, generator())
 
 

@@ -323,8 +323,8 @@ def test_a_bottleneck_is_its_formula(stride: int) -> None:
     ("options", "says"),
     [
         ({"depth": 20}, "`depth` must be one of 18, 34, 50, 101, 152, got 20"),
-        ({"depth": 18, "dropout": 1.0}, r"`dropout` must be a share >= 0 and < 1, got 1\.0"),
-        ({"depth": 18, "classes": 0}, "`channels` and `classes` must be whole numbers >= 1, got 3 and 0"),
+        ({"depth": 18, "dropout": 1.0}, r"`dropout` must be a share ≥ 0 and < 1, got 1\.0"),
+        ({"depth": 18, "classes": 0}, "`channels` and `classes` must be whole numbers ≥ 1, got 3 and 0"),
     ],
     ids=["depth", "dropout", "classes"],
 )

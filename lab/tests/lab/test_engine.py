@@ -145,11 +145,11 @@ def test_workers_that_wait_for_what_nobody_runs_say_so(tmp_path):
     ("given", "says"),
     [
         ({"engine": "gpu"}, "`engine` must be one of auto, serial, workers, population, ray, got 'gpu'"),
-        ({"jobs": 0}, "`jobs` must be a whole number >= 1, got 0"),
-        ({"jobs": -2}, "`jobs` must be a whole number >= 1, got -2"),
-        ({"jobs": "2"}, "`jobs` must be a whole number >= 1, got '2'"),
-        ({"jobs": 1.5}, "`jobs` must be a whole number >= 1, got 1.5"),
-        ({"jobs": True}, "`jobs` must be a whole number >= 1, got True"),
+        ({"jobs": 0}, "`jobs` must be a whole number ≥ 1, got 0"),
+        ({"jobs": -2}, "`jobs` must be a whole number ≥ 1, got -2"),
+        ({"jobs": "2"}, "`jobs` must be a whole number ≥ 1, got '2'"),
+        ({"jobs": 1.5}, "`jobs` must be a whole number ≥ 1, got 1.5"),
+        ({"jobs": True}, "`jobs` must be a whole number ≥ 1, got True"),
     ],
     ids=["engine", "no jobs", "fewer than no jobs", "text", "half a job", "a truth value"],
 )

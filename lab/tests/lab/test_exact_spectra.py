@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from gyroscope_lab.data.resize import center_crop, resize
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.conditioning.exact import PLANS, Spectra, draw, spectra, verdicts
 from gyroscope_lab.papers.conditioning.exact_spectra import (
     Choices,
     Line,
     Plan,
+    center_crop,
     exact_spectra,
     measure,
     network,
+    resize,
     small_images,
 )
 from gyroscope_lab.papers.conditioning.sensitivity import sensitivity

@@ -24,10 +24,7 @@ def short(name: str, seed: int = 0) -> Scene:
 
 
 def built(it: Scene) -> Scene:
-    made = it.build(it.model)
-    it.optimizers = made if isinstance(made, list) else [made]
-    for act in it.after_build:
-        act()
+    it.begin()
     return it
 
 

@@ -192,9 +192,9 @@ def test_a_forward_pass_compiles_to_one_graph():
         ({"width": 10, "heads": 4}, "`width` must be a multiple of the 4 heads, got 10"),
         (
             {"depth": 0},
-            "must be whole numbers >= 1, got vocab 65, context 128, width 128, depth 0, heads 4",
+            "must be whole numbers ≥ 1, got vocab 65, context 128, width 128, depth 0, heads 4",
         ),
-        ({"dropout": 1.5}, r"`dropout` must be a share >= 0 and < 1, got 1\.5"),
+        ({"dropout": 1.5}, r"`dropout` must be a share ≥ 0 and < 1, got 1\.5"),
     ],
     ids=["heads", "depth", "dropout"],
 )

@@ -501,14 +501,14 @@ def test_a_source_has_a_side(tmp_path, source, side):
 @pytest.mark.parametrize("source", [{"name": "mnist", "side": 28}, {"name": "imagenet", "side": 0}], ids=["mnist", "0"])
 def test_a_side_of_what_has_none_is_refused(source):
     with pytest.raises(
-        LabError, match=r"`side` must be a whole number >= 1 for tiny-imagenet, imagenet, and None for others"
+        LabError, match=r"`side` must be a whole number ≥ 1 for tiny-imagenet, imagenet, and None for others"
     ):
         Source(**source)
 
 
 @pytest.mark.parametrize("wrong", [{"side": 0}, {"workers": 0}, {"workers": -1}], ids=str)
 def test_no_side_and_no_workers_are_refused(folder, wrong):
-    with pytest.raises(LabError, match="`side` and `workers` must be >= 1"):
+    with pytest.raises(LabError, match="`side` and `workers` must be ≥ 1"):
         read_tiny_imagenet(folder, **wrong)
 
 

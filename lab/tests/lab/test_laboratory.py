@@ -166,7 +166,7 @@ def test_trials_that_are_known_are_concluded_from_and_others_are_not_run(tmp_pat
 def test_how_trials_are_run_is_passed_on(tmp_path):
     with pytest.raises(LabError, match="`engine` must be one of auto, serial, workers, population, ray, got 'gpu'"):
         lab(tmp_path, engine="gpu").run(TRIALS)
-    with pytest.raises(LabError, match="`jobs` must be a whole number >= 1, got 0"):
+    with pytest.raises(LabError, match="`jobs` must be a whole number ≥ 1, got 0"):
         lab(tmp_path, jobs=0).run(TRIALS)
     with pytest.raises(LabError, match=rf"(?s){tmp_path}/nowhere"):
         lab(tmp_path, "full", data=tmp_path / "nowhere").run([Trial(task("c10-cnn1"), Recipe("SGD", 0.1))])

@@ -105,7 +105,7 @@ def test_an_option_the_model_has_not_is_refused_with_those_it_has():
         ({"affine": True}, "affine=True needs batch_norm=True"),
         ({"batch_norm": True, "gain": "uniform"}, "gain='uniform' needs affine=True"),
         ({"batch_norm": True, "gain": "zeros"}, "`gain` must be 'ones' or 'uniform', got 'zeros'"),
-        ({"classes": 0}, "All sizes of an MLP must be whole numbers >= 1, got depth 2, width 3, 144 inputs, 0 classes"),
+        ({"classes": 0}, "All sizes of an MLP must be whole numbers ≥ 1, got depth 2, width 3, 144 inputs, 0 classes"),
     ],
     ids=["affine", "gain", "zeros", "classes"],
 )

@@ -3,8 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
-from gyroscope_lab.data.resize import center_crop, resize
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.conditioning.exact_spectra import center_crop, resize
 
 
 @pytest.mark.parametrize(("before", "after"), [(20, 12), (24, 12), (28, 12), (8, 12), (12, 12), (7, 3)])
@@ -39,5 +39,5 @@ def test_a_side_that_cannot_be_had_is_refused(side):
 
 
 def test_no_pixels_at_all_are_refused():
-    with pytest.raises(LabError, match="`side` must be a whole number >= 1, got 0"):
+    with pytest.raises(LabError, match="`side` must be a whole number ≥ 1, got 0"):
         resize(torch.zeros(1, 1, 28, 28), 0)

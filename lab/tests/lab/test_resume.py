@@ -286,7 +286,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused_by_name_and_nothing
     path = half_trained(tmp_path / "run")
     act(path)
     content, before = path.read_bytes(), recorded(path.parent)
-    with pytest.raises(LabError, match=rf"(?s)^{path} {says}.*; delete it to train from the start"):
+    with pytest.raises(LabError, match=rf"(?s)^{path} {says}.*\. Delete it to train from the start"):
         train(Trial(MLP, SGD), SPLIT, folder=path.parent)
     assert path.read_bytes() == content
     steps, curves, numbers = recorded(path.parent)
@@ -301,7 +301,7 @@ def test_a_full_disk_stops_the_training_and_keeps_the_checkpoint_before(tmp_path
     trial = Trial(MLP, SGD)
     path = half_trained(tmp_path)
     (tmp_path / f"{checkpoint.FILE}.new").symlink_to("/dev/full")
-    with pytest.raises(LabError, match=rf"^{path}.new cannot be written .*; the previous checkpoint, if any, is kept"):
+    with pytest.raises(LabError, match=rf"^{path}.new cannot be written .*\. The previous checkpoint, if any, is kept"):
         train(trial, SPLIT, folder=tmp_path, save_every=0.0)
     assert checkpoint.load(tmp_path, key=trial.key)["epoch"] == 2
     (tmp_path / f"{checkpoint.FILE}.new").unlink()

@@ -81,12 +81,12 @@ def test_a_share_of_few_epochs_is_never_cut_off_before_the_first():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"epochs": 0}, "`epochs` must be a whole number >= 1, got 0"),
+        ({"epochs": 0}, "`epochs` must be a whole number ≥ 1, got 0"),
         ({"epochs": 2.5}, r"`Schedule\.epochs` must be a whole number \(int\), got 2\.5"),
-        ({"batch": 0}, "`batch` must be a whole number >= 1, got 0"),
-        ({"batch": -1}, "`batch` must be a whole number >= 1, got -1"),
-        ({"passes": 0}, "`passes` must be a whole number >= 1, got 0"),
-        ({"drawn": -1}, "`drawn` must be a whole number >= 0, got -1"),
+        ({"batch": 0}, "`batch` must be a whole number ≥ 1, got 0"),
+        ({"batch": -1}, "`batch` must be a whole number ≥ 1, got -1"),
+        ({"passes": 0}, "`passes` must be a whole number ≥ 1, got 0"),
+        ({"drawn": -1}, "`drawn` must be a whole number ≥ 0, got -1"),
         (
             {"cuts": (0.5, 80)},
             r"`cuts` must be shares of all epochs, from 0 to 1, got \(0\.5, 80\)\. Try \(0\.8, 0\.9\)",
@@ -95,9 +95,9 @@ def test_a_share_of_few_epochs_is_never_cut_off_before_the_first():
         ({"cosine": True}, r"`cuts` must be empty with a cosine, got \(0\.8, 0\.9\)\. Try cuts=\(\)\."),
         ({"factor": 0.0}, r"`factor` must be a finite number > 0, got 0\.0"),
         ({"factor": inf}, "`factor` must be a finite number > 0, got inf"),
-        ({"warmup": -1.0}, r"`warmup` must be a finite number of epochs >= 0, got -1\.0"),
-        ({"warmup": nan}, "`warmup` must be a finite number of epochs >= 0, got nan"),
-        ({"warmup": inf}, "`warmup` must be a finite number of epochs >= 0, got inf"),
+        ({"warmup": -1.0}, r"`warmup` must be a finite number of epochs ≥ 0, got -1\.0"),
+        ({"warmup": nan}, "`warmup` must be a finite number of epochs ≥ 0, got nan"),
+        ({"warmup": inf}, "`warmup` must be a finite number of epochs ≥ 0, got inf"),
     ],
 )
 def test_a_schedule_that_cannot_be_followed_is_refused(given, says):

@@ -106,12 +106,12 @@ def test_training_the_factors_with_weight_decay_learns_the_shrunken_singular_val
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: balanced_factors(torch.eye(2), 0), "`depth` must be a whole number >= 1, got 0"),
+        (lambda: balanced_factors(torch.eye(2), 0), "`depth` must be a whole number ≥ 1, got 0"),
         (lambda: schatten(torch.eye(2), 0.0), "`p` must be a finite number > 0, got 0.0"),
         (lambda: schatten(torch.ones(3), 1.0), "`w` must be a real matrix of finite numbers"),
         (lambda: product([]), "`factors` must be matrices"),
         (lambda: penalty([torch.ones(2, 3), torch.ones(2, 3)]), "in the order of layers"),
-        (lambda: threshold(-1.0, 2), "`decay` must be a finite number >= 0, got -1.0"),
+        (lambda: threshold(-1.0, 2), "`decay` must be a finite number ≥ 0, got -1.0"),
     ],
 )
 def test_what_is_no_network_is_refused(call, says):

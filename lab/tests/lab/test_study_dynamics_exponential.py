@@ -148,7 +148,7 @@ def test_pairs_are_kept_and_read_again(lab, found, tmp_path):
     assert again.numbers == found.numbers
     path = tmp_path / "one.json"
     path.write_text('{"steps": []}')
-    with pytest.raises(LabError, match="delete it to train again"):
+    with pytest.raises(LabError, match="Delete it to train again"):
         Twins.read(path)
     with pytest.raises(LabError, match="leave --known out"):
         STUDY.run(replace(lab, archive=Archive(tmp_path), known=True))

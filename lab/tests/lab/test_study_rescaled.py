@@ -75,7 +75,7 @@ def test_the_networks_start_with_every_layer_multiplied_by_the_factor(method):
         assert torch.equal(b.parameter, 9 * a.parameter)
 
 
-def test_a_step_of_layca_turns_by_the_rate_and_one_of_block_normalised_sgd_is_as_long_as_it():
+def test_a_step_of_layca_turns_by_the_rate_and_one_of_block_normalized_sgd_is_as_long_as_it():
     for factor in (0, 2):
         for method in (LAYCA, BLOCK):
             chosen = recipe(task("digits"), method, -1, factor)
@@ -108,7 +108,7 @@ def test_the_table_has_the_archives_best_rates(raw, report):
         assert told == ("3^-3" if method == LAYCA else None)
 
 
-def test_on_digits_the_best_rate_of_layca_stays_and_that_of_block_normalised_sgd_moves(raw, report):
+def test_on_digits_the_best_rate_of_layca_stays_and_that_of_block_normalized_sgd_moves(raw, report):
     tests = {key: one["test_accuracy"] for key, one in raw.items()}
     for factor in (0, 2):
         assert tests[LAYCA, factor, -3] > max(tests[LAYCA, factor, -5], tests[LAYCA, factor, -1])

@@ -147,7 +147,7 @@ def test_labels_that_a_network_has_no_output_for_are_refused_before_training(par
     split = Source("digits", validation=0.1).load()
     labels = getattr(split, part).clone()
     labels[-1] = 10
-    with pytest.raises(LabError, match=r"labels up to 10, and resnet-20 is made for 10 classes; give .*11"):
+    with pytest.raises(LabError, match=r"labels up to 10, and resnet-20 is made for 10 classes\. Give .*11"):
         task("digits-deep").check(replace(split, **{part: labels}))
     more = replace(task("digits-deep"), options=(("channels", 1), ("classes", 11)))
     more.check(replace(split, **{part: labels}))

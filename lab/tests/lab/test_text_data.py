@@ -120,7 +120,7 @@ def test_a_file_that_is_not_there_or_far_too_large_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"context": 0}, "`context` must be a whole number of characters >= 1, got 0"),
+        ({"context": 0}, "`context` must be a whole number of characters ≥ 1, got 0"),
         ({"per_class": 3}, "`per_class` must be None for a text, which has no classes, got 3"),
         (
             {"side": 3},
@@ -144,7 +144,7 @@ def test_a_part_of_a_text_is_its_beginning(folder):
 
 @pytest.mark.parametrize("wrong", [0, -3])
 def test_a_part_without_characters_is_refused(wrong):
-    with pytest.raises(LabError, match=f"`characters` must be a whole number >= 1 for a text, .*got {wrong} for shak"):
+    with pytest.raises(LabError, match=f"`characters` must be a whole number ≥ 1 for a text, .*got {wrong} for shak"):
         Source("shakespeare", characters=wrong)
 
 

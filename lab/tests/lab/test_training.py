@@ -359,7 +359,7 @@ def test_a_run_that_cannot_be_recorded_is_no_result(tmp_path, save_every):
             shutil.rmtree(training.folder)
             training.folder.mkdir()
 
-    with pytest.raises(LabError, match=rf"the run in {tmp_path}/run cannot be recorded"):
+    with pytest.raises(LabError, match=rf"The run in {tmp_path}/run cannot be recorded"):
         train(Trial(HELD, SGD), FEW, folder=tmp_path / "run", save_every=save_every, on_epoch=remove)
     assert not (tmp_path / "run" / "result.json").exists()
 

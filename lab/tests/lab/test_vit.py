@@ -80,8 +80,8 @@ def test_weights_start_as_those_of_the_gpt():
     [
         ({"side": 7}, "`side` must be a multiple of the patch of 3, got 7"),
         ({"width": 10}, "`width` must be a multiple of the 3 heads, got 10"),
-        ({"depth": 0}, "must be whole numbers >= 1, got side 6, patch 3, width 12, depth 0, heads 3"),
-        ({"classes": 0}, "`channels` and `classes` must be whole numbers >= 1"),
+        ({"depth": 0}, "must be whole numbers ≥ 1, got side 6, patch 3, width 12, depth 0, heads 3"),
+        ({"classes": 0}, "`channels` and `classes` must be whole numbers ≥ 1"),
         ({"dropout": 1.0}, "`dropout` must be a share"),
     ],
     ids=["side", "heads", "depth", "classes", "dropout"],

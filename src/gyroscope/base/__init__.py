@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gyroscope.base.lazy import lazy
+from gyroscope.base.lazy import lazy, required
 
 if TYPE_CHECKING:
     from gyroscope.base.accepted import whole
@@ -14,6 +14,7 @@ __all__ = [
     "pinned",
     "read_whole",
     "require_whole",
+    "required",
     "to_host",
     "whole",
     "whole_file",

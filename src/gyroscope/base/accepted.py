@@ -27,7 +27,7 @@ def whole(value: Any, least: int | None = None) -> int | None:
 
 
 def seed(value: Any, error: type[Exception]) -> int:
-    """Return a seed that torch's generators accept as a number >= 0, or raise the caller's `error`.
+    """Return a seed that torch's generators accept as a number ≥ 0, or raise the caller's `error`.
 
     >>> seed(5, ValueError), seed(-1, ValueError) == 2**64 - 1
     (5, True)

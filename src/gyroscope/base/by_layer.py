@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from gyroscope.errors import GyroscopeError, MissingExtraError
+from gyroscope.base.lazy import required
+from gyroscope.errors import GyroscopeError
 
 
 def data_frame(rows: Any, columns: Any = None) -> Any:
@@ -16,13 +17,7 @@ def data_frame(rows: Any, columns: Any = None) -> Any:
       layer  norm
     0   fc1   2.0
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingExtraError(
-            "`to_pandas` needs pandas, which is not installed: pip install 'gyroscope[export]'"
-        ) from error
-    return pandas.DataFrame(rows, columns=columns)
+    return required("pandas", "`to_pandas`", "gyroscope[export]").DataFrame(rows, columns=columns)
 
 
 class Entry(Protocol):

@@ -1,4 +1,4 @@
-"""Packages whose names are loaded on first use.
+"""Packages whose names are loaded on first use, and modules that may not be installed.
 
 Reading runs does not need torch, whose import takes seconds, so `import gyroscope` must not import it.
 """
@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+
+from gyroscope.errors import MissingExtraError
 
 
 class Lazy(ModuleType):
@@ -63,3 +65,25 @@ def lazy(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find
+
+
+def required(module: str, what: str, extra: str) -> Any:
+    """Return a module that an extra installs, or raise an error that says how to install it.
+
+    Args:
+        module: name of the module.
+        what: what needs it, as the subject of the error.
+        extra: the extra, as pip is given it.
+
+    >>> required("json", "Export", "gyroscope[export]").__name__
+    'json'
+    >>> required("no_such_tool", "Export", "gyroscope[export]")
+    Traceback (most recent call last):
+    gyroscope.errors.MissingExtraError: Export needs no_such_tool, which is not installed: pip install
+    'gyroscope[export]'
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingExtraError(f"{what} needs {package}, which is not installed: pip install '{extra}'") from error

@@ -11,10 +11,10 @@ import typer
 from rich.table import Table
 
 from gyroscope.cli import options
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, fail, fail_if, reported
 from gyroscope.cli.options import Labeled, LabeledRuns, Target, is_run, out_option
 from gyroscope.cli.printed import console, echo, text
-from gyroscope.errors import GyroscopeError, StoreError
+from gyroscope.errors import StoreError
 
 if TYPE_CHECKING:
     from gyroscope.diagnosis.compare import Compared
@@ -59,35 +59,17 @@ def compare(
     """
     if accuracy is not None and out is None:
         fail("`--accuracy` must be used with `--out`, the file of the figure. Add --out FILE.", code=BAD_ARGUMENT)
-    try:
-        _load(figures=out is not None)
+    with reported(code=BAD_ARGUMENT):
         figure = None if out is None else _figure(out)
-    except GyroscopeError as error:
-        fail(str(error), code=BAD_ARGUMENT if out is not None else FAILED)
     problems: list[StoreError] = []
-    try:
-        with ExitStack() as stack:
-            found, labels = _find(runs, problems, stack)
-            if found:
-                _print(found, labels)
-            written = _draw(found, labels, accuracy, figure) if found and figure is not None else []
-    except KeyboardInterrupt:
-        fail("Interrupted.", code=INTERRUPTED)
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
-    except OSError as error:
-        fail(f"{out} cannot be written: {error.strerror or error}.", code=FAILED)
+    with reported(writes=out), ExitStack() as stack:
+        found, labels = _find(runs, problems, stack)
+        if found:
+            _print(found, labels)
+        written = _draw(found, labels, accuracy, figure) if found and figure is not None else []
     if written:
         echo(f"Wrote {', '.join(map(str, written))}")
-    for problem in problems:
-        echo(f"gyroscope: {problem}", err=True)
-    if problems:
-        raise typer.Exit(FAILED)
-
-
-def _load(*, figures: bool) -> None:
-    if figures:
-        import gyroscope.figures  # noqa: F401
+    fail_if(problems)
 
 
 def _figure(out: Target) -> Path:

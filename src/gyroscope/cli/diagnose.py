@@ -8,10 +8,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, reported
 from gyroscope.cli.options import RunPath
 from gyroscope.cli.printed import console, echo, text
-from gyroscope.errors import GyroscopeError, MonitorError
 
 #: Exit codes: a serious finding, and a run that does not hold enough to tell.
 SERIOUS, UNDECIDED = 3, 4
@@ -34,14 +33,10 @@ def diagnose(
     from gyroscope.diagnosis.diagnose import checked_kinds
     from gyroscope.diagnosis.diagnose import diagnose as diagnosed
 
-    try:
+    with reported(code=BAD_ARGUMENT):
         muted = checked_kinds(mute or ())
-    except MonitorError as error:
-        fail(str(error), code=BAD_ARGUMENT)
-    try:
+    with reported():
         found = diagnosed(run, mute=muted)
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
     if as_json:
         echo(found.to_json())
     else:

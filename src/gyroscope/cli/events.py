@@ -9,10 +9,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, fail, reported
 from gyroscope.cli.options import RunPath, event_kinds
 from gyroscope.cli.printed import console, echo, text
-from gyroscope.errors import GyroscopeError
 
 # Width for a pipe or a file; most texts fit in one line.
 _UNBOUNDED = 400
@@ -41,11 +40,8 @@ def events(
     """
     from gyroscope.store import load
 
-    try:
-        with load(run) as opened:
-            found = opened.all_events if every else opened.events
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
+    with reported(), load(run) as opened:
+        found = opened.all_events if every else opened.events
     kinds = list(dict.fromkeys(event.kind for event in found))
     unknown = [one for one in kind or () if one not in kinds]
     if unknown:

@@ -11,10 +11,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, fail, reported
 from gyroscope.cli.options import RunPath, layers
 from gyroscope.cli.printed import console, echo, text
-from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
     from gyroscope.diagnosis.explain import Explanation
@@ -49,18 +48,15 @@ def explain(
     from gyroscope.diagnosis.explain import explain as explained
     from gyroscope.store import load
 
-    try:
-        with load(run) as opened:
-            if not any(fnmatchcase(name, layer) for name in opened.layers):
-                named = f"One of them is {opened.layers[0]}." if opened.layers else "There are none."
-                fail(
-                    f"`--layer` must match at least one of the {len(opened.layers):,} layers, got {layer}. {named}",
-                    code=BAD_ARGUMENT,
-                )
-            found = explained(opened, layers=layer)
-            alarms = [] if as_json else diagnose(opened).alarms
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
+    with reported(), load(run) as opened:
+        if not any(fnmatchcase(name, layer) for name in opened.layers):
+            named = f"One of them is {opened.layers[0]}." if opened.layers else "There are none."
+            fail(
+                f"`--layer` must match at least one of the {len(opened.layers):,} layers, got {layer}. {named}",
+                code=BAD_ARGUMENT,
+            )
+        found = explained(opened, layers=layer)
+        alarms = [] if as_json else diagnose(opened).alarms
     if as_json:
         echo(json.dumps(_plain(found), ensure_ascii=False, indent=2, allow_nan=False))
         return

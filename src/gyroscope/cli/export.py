@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 import typer
 
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, fail, reported
 from gyroscope.cli.options import RunPath, Target, out_option, quantities_and_scalars
 from gyroscope.cli.printed import echo
-from gyroscope.errors import GyroscopeError
 
-
-class Format(StrEnum):
-    """File formats."""
-
-    csv = "csv"
-    json = "json"
-    parquet = "parquet"
+Format = Literal["csv", "json", "parquet"]
 
 
 def export(
@@ -54,20 +46,13 @@ def export(
     """
     from gyroscope.store import load
 
-    try:
-        with load(run) as opened:
-            wanted = quantity[0] if quantity and len(quantity) == 1 else quantity or None
-            name = f"{opened.name}_{_plain(wanted)}" if isinstance(wanted, str) else opened.name
-            file, kind = _file(out, to, default=name)
-            ways = {Format.csv: opened.to_csv, Format.json: opened.to_json, Format.parquet: opened.to_parquet}
-            with nullcontext() if out is None else out.made():
-                written = ways[kind](file, wanted)
-    except KeyboardInterrupt:
-        fail("Interrupted.", code=INTERRUPTED)
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
-    except OSError as error:
-        fail(f"{out or Path()} cannot be written: {error.strerror or error}.", code=FAILED)
+    with reported(writes=out or Path()), load(run) as opened:
+        wanted = quantity[0] if quantity and len(quantity) == 1 else quantity or None
+        name = f"{opened.name}_{_plain(wanted)}" if isinstance(wanted, str) else opened.name
+        file, kind = _file(out, to, default=name)
+        ways = {"csv": opened.to_csv, "json": opened.to_json, "parquet": opened.to_parquet}
+        with nullcontext() if out is None else out.made():
+            written = ways[kind](file, wanted)
     echo(f"Wrote {written}")
 
 
@@ -77,13 +62,13 @@ def _plain(name: str) -> str:
 
 
 def _file(out: Target | None, to: Format | None, *, default: str) -> tuple[Path, Format]:
-    endings = {f".{known.value}": known for known in Format}
+    endings: dict[str, Format] = {f".{known}": known for known in get_args(Format)}
     if out is None or out.folder:
-        kind = to or Format.csv
-        return (out.path if out else Path()) / f"{default}.{kind.value}", kind
+        kind = to or "csv"
+        return (out.path if out else Path()) / f"{default}.{kind}", kind
     known = endings.get(out.path.suffix.lower())
     if known is None and to is None:
         fail(f"`--out` must end in {', '.join(endings)}, got {out}. Or give the format with --to.", code=BAD_ARGUMENT)
-    if known is not None and to is not None and known is not to:
-        fail(f"`--out` and `--to` must agree, got {out} and {to.value}. Leave one out.", code=BAD_ARGUMENT)
-    return out.path, to or known or Format.csv
+    if known is not None and to is not None and known != to:
+        fail(f"`--out` and `--to` must agree, got {out} and {to}. Leave one out.", code=BAD_ARGUMENT)
+    return out.path, to or known or "csv"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
 
 from gyroscope.cli.printed import echo
+from gyroscope.errors import GyroscopeError
 
 FAILED = 1
 BAD_ARGUMENT = 2
@@ -24,3 +27,37 @@ def fail(message: str, *, code: int) -> NoReturn:
     """
     echo(f"gyroscope: {message}", err=True)
     raise typer.Exit(code)
+
+
+@contextmanager
+def reported(*, code: int = FAILED, writes: object = None) -> Iterator[None]:
+    """End the command with one line if Gyroscope raises an error, on Ctrl-C, and if `writes` cannot be written.
+
+    >>> try:
+    ...     with reported(code=BAD_ARGUMENT):
+    ...         raise GyroscopeError("nothing to do")
+    ... except typer.Exit as end:
+    ...     print(end.exit_code)
+    2
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail("Interrupted.", code=INTERRUPTED)
+    except GyroscopeError as error:
+        fail(str(error), code=code)
+    except OSError as error:
+        if writes is None:
+            raise
+        fail(f"{writes} cannot be written: {error.strerror or error}.", code=FAILED)
+
+
+def fail_if(problems: Sequence[GyroscopeError]) -> None:
+    """Print the problems of a command that did the rest of its work, and exit if there are any.
+
+    >>> fail_if([])
+    """
+    for problem in problems:
+        echo(f"gyroscope: {problem}", err=True)
+    if problems:
+        raise typer.Exit(FAILED)

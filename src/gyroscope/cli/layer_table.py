@@ -139,9 +139,8 @@ def _columns(run: Run, quantity: str, rows: Sequence[int]) -> list[_Column]:
     if quantity in run.quantities and len(run.steps):
         series = _as_taken(run, quantity)
         lines = sparklines(run.steps, series, width=_SPARK, log=not quantity.startswith(_LINEAR))
-        for row in np.flatnonzero(
-            lost & ~np.isfinite(series[-1])
-        ).tolist():  # a curve ends at the step at which its layer was lost
+        # A curve ends at the step at which its layer was lost.
+        for row in np.flatnonzero(lost & ~np.isfinite(series[-1])).tolist():
             part = (run.steps[at[row] - 1] - run.steps[0]) / max(run.steps[-1] - run.steps[0], 1)
             lines[row] = lines[row][: int(part * len(lines[row])) + 1]
         columns.append(_Column(f"{quantity} over the steps", [lines[row] for row in rows], 0, right=False))

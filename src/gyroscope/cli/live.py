@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, fail, reported
 from gyroscope.cli.printed import echo
-from gyroscope.errors import GyroscopeError
 
 _PORT = 8421
 
@@ -39,9 +38,7 @@ def live(
     """
     if not 0 <= port <= 65535:
         fail(f"`--port` must be a whole number from 0 to 65535, got {port}. Try {_PORT}.", code=BAD_ARGUMENT)
-    try:
+    with reported():
         from gyroscope.page.server import live
 
         live(folder, host=host, port=port, allow_hosts=allow_host or (), browser=browser, say=echo)
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)

@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from os.path import isfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
 from gyroscope.cli import options
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, fail, reported
 from gyroscope.cli.options import Target, is_run, out_option
 from gyroscope.cli.printed import echo
-from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-class Name(StrEnum):
-    """Figures, by the names of their functions in `gyroscope.figures`."""
+#: Figures, by the names of their functions in `gyroscope.figures`.
+Name = Literal[
+    "dashboard", "rotation_curves", "rotation_heatmap", "rates", "norms", "effective_rates", "moment_percentiles",
+    "neurons", "conditioning_over_time", "scalars", "curves", "compare",
+]  # fmt: skip
+Format = Literal["png", "svg", "pdf"]
 
-    dashboard = "dashboard"
-    rotation_curves = "rotation_curves"
-    rotation_heatmap = "rotation_heatmap"
-    rates = "rates"
-    norms = "norms"
-    effective_rates = "effective_rates"
-    moment_percentiles = "moment_percentiles"
-    neurons = "neurons"
-    conditioning_over_time = "conditioning_over_time"
-    scalars = "scalars"
-    curves = "curves"
-    compare = "compare"
-
-
-class Format(StrEnum):
-    """File formats."""
-
-    png = "png"
-    svg = "svg"
-    pdf = "pdf"
-
-
-_WITHOUT_LAYERS = (Name.scalars,)
-_OF_ANY_QUANTITY = (Name.curves, Name.rotation_heatmap, Name.conditioning_over_time)
+_WITHOUT_LAYERS = ("scalars",)
+_OF_ANY_QUANTITY = ("curves", "rotation_heatmap", "conditioning_over_time")
 
 
 def plot(
@@ -59,7 +39,7 @@ def plot(
             autocompletion=options.run_paths,
         ),
     ],
-    figure: Annotated[Name, typer.Option(metavar="NAME", help="Figure to draw, by its name above.")] = Name.dashboard,
+    figure: Annotated[Name, typer.Option(metavar="NAME", help="Figure to draw, by its name above.")] = "dashboard",
     out: Annotated[
         Target | None,
         out_option("File to write", "RUN_FIGURE.png, in this folder"),
@@ -111,52 +91,46 @@ def plot(
     For example: gyroscope plot runs/first --figure rotation_curves --out first.pdf
     """
     if quantity is not None and figure not in _OF_ANY_QUANTITY:
-        names = f"{', '.join(known.value for known in _OF_ANY_QUANTITY[:-1])} or {_OF_ANY_QUANTITY[-1].value}"
-        fail(f"`--quantity` must be used with --figure {names}, got {figure.value}.", code=BAD_ARGUMENT)
-    if accuracy is not None and figure is not Name.compare:
-        fail(f"`--accuracy` must be used with --figure {Name.compare.value}, got {figure.value}.", code=BAD_ARGUMENT)
+        names = f"{', '.join(_OF_ANY_QUANTITY[:-1])} or {_OF_ANY_QUANTITY[-1]}"
+        fail(f"`--quantity` must be used with --figure {names}, got {figure}.", code=BAD_ARGUMENT)
+    if accuracy is not None and figure != "compare":
+        fail(f"`--accuracy` must be used with --figure compare, got {figure}.", code=BAD_ARGUMENT)
     if layers and figure in _WITHOUT_LAYERS:
         fail(
-            f"`--layers` cannot be used with --figure {figure.value}, which shows the whole network. Leave it out.",
+            f"`--layers` cannot be used with --figure {figure}, which shows the whole network. Leave it out.",
             code=BAD_ARGUMENT,
         )
-    if figure is not Name.compare and len(runs) > 1:
+    if figure != "compare" and len(runs) > 1:
         fail(
-            f"`RUN` must be one run for {figure.value}, got {len(runs)}. Try --figure compare, which shows several.",
+            f"`RUN` must be one run for {figure}, got {len(runs)}. Try --figure compare, which shows several.",
             code=BAD_ARGUMENT,
         )
     file = _file(out, format, default=_default(runs[0], figure))
-    try:
+    with reported(writes=file):
         drawn = _draw(runs, figure, layers or None, quantity, accuracy or "test_accuracy")
         from gyroscope.figures import save
 
         [written] = save(drawn, file)
-    except KeyboardInterrupt:
-        fail("Interrupted.", code=INTERRUPTED)
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
-    except OSError as error:
-        fail(f"{file} cannot be written: {error.strerror or error}.", code=FAILED)
     echo(f"Wrote {written}")
 
 
 def _default(run: Path, figure: Name) -> str:
     name = run.absolute()
-    return figure.value if figure is Name.compare else f"{(name.parent if isfile(name) else name).name}_{figure.value}"
+    return figure if figure == "compare" else f"{(name.parent if isfile(name) else name).name}_{figure}"
 
 
 def _file(out: Target | None, format: Format | None, *, default: str) -> Path:
-    endings = [f".{known.value}" for known in Format]
+    endings = [f".{known}" for known in get_args(Format)]
     if out is None or out.folder:
-        return (out.path if out else Path()) / f"{default}.{(format or Format.png).value}"
+        return (out.path if out else Path()) / f"{default}.{format or 'png'}"
     ending = out.path.suffix.lower()
     if ending in endings:
-        if format is not None and ending != f".{format.value}":
-            fail(f"`--out` and `--format` must agree, got {out} and {format.value}. Leave one out.", code=BAD_ARGUMENT)
+        if format is not None and ending != f".{format}":
+            fail(f"`--out` and `--format` must agree, got {out} and {format}. Leave one out.", code=BAD_ARGUMENT)
         return out.path
     if ending[1:].isalpha():
         fail(f"`--out` must end in {', '.join(endings)}, got {out}.", code=BAD_ARGUMENT)
-    return Path(f"{out}.{(format or Format.png).value}")
+    return Path(f"{out}.{format or 'png'}")
 
 
 def _draw(
@@ -165,13 +139,13 @@ def _draw(
     from gyroscope import figures, store
     from gyroscope.store.labels import literal
 
-    draw: Any = getattr(figures, figure.value)
+    draw: Any = getattr(figures, figure)
     some = {} if figure in _WITHOUT_LAYERS else {"layers": layers}
-    if figure is Name.compare:
+    if figure == "compare":
         found = [run for path in paths for run in ([store.load(path)] if is_run(path) else store.runs(path))]
         return draw(found, accuracy=accuracy, **some)  # type: ignore[no-any-return]
-    if figure in _OF_ANY_QUANTITY and (quantity or figure is not Name.conditioning_over_time):
+    if figure in _OF_ANY_QUANTITY and (quantity or figure != "conditioning_over_time"):
         some["quantity"] = quantity or "rotation"  # type: ignore[assignment]
     with store.load(paths[0]) as run:
-        title = {} if figure is Name.dashboard else {"title": literal(run.name)}
+        title = {} if figure == "dashboard" else {"title": literal(run.name)}
         return draw(run, **title, **some)  # type: ignore[no-any-return]

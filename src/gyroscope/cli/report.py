@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, fail, fail_if, reported
 from gyroscope.cli.options import LabeledRuns, Target, out_option
 from gyroscope.cli.printed import echo
 from gyroscope.errors import GyroscopeError
@@ -34,25 +34,11 @@ def report(
     from gyroscope.page.report import report as write
 
     if bins < 1:
-        fail(f"`--bins` must be a whole number >= 1, got {bins}. Try 512.", code=BAD_ARGUMENT)
+        fail(f"`--bins` must be a whole number ≥ 1, got {bins}. Try 512.", code=BAD_ARGUMENT)
     file = Path(_NAME) if out is None else out.path / _NAME if out.folder else out.path
     problems: list[GyroscopeError] = []
-    try:
-        written = write(
-            [one.path for one in runs],
-            file,
-            full=full,
-            bins=bins,
-            title=title,
-            labels=[one.label for one in runs],
-            broken=problems,
-        )
-    except KeyboardInterrupt:
-        fail("Interrupted.", code=INTERRUPTED)
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
-    for problem in problems:
-        echo(f"gyroscope: {problem}", err=True)
+    with reported():
+        paths, labels = [one.path for one in runs], [one.label for one in runs]
+        written = write(paths, file, full=full, bins=bins, title=title, labels=labels, broken=problems)
     echo(f"Wrote {written} ({written.stat().st_size / 1e3:,.0f} kB)")
-    if problems:
-        raise typer.Exit(FAILED)
+    fail_if(problems)

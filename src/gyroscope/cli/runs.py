@@ -11,9 +11,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from gyroscope.cli.fail import FAILED, fail
+from gyroscope.cli.fail import fail_if, reported
 from gyroscope.cli.printed import console, echo, text
-from gyroscope.errors import GyroscopeError, StoreError
+from gyroscope.errors import StoreError
 
 if TYPE_CHECKING:
     from gyroscope.store import Run
@@ -39,10 +39,8 @@ def runs(
     from gyroscope import store
 
     broken: list[StoreError] = []
-    try:
+    with reported():
         found = store.runs(folder, broken=broken)
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
     table = Table()
     table.add_column("run", overflow="fold")
     for column in ("layers", "measured", "last step", "rotation"):
@@ -62,10 +60,7 @@ def runs(
         console(_UNBOUNDED).print(table)
     elif not broken:
         echo(f"There are no runs in {folder}. gyroscope.watch(model, optimizer, '{folder}/first') writes one.")
-    for problem in broken:
-        echo(f"gyroscope: {problem}", err=True)
-    if broken:
-        raise typer.Exit(FAILED)
+    fail_if(broken)
 
 
 def _row(run: Run, folder: Path) -> list[Text]:

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail, reported
 from gyroscope.cli.options import RunPath
 from gyroscope.cli.printed import echo
-from gyroscope.errors import GyroscopeError
 
 
 def sample(
@@ -27,15 +26,10 @@ def sample(
     from gyroscope.store.folder import request
 
     if steps < 1:
-        fail(f"`--steps` must be a whole number >= 1, got {steps}. Try 5.", code=BAD_ARGUMENT)
-    try:
-        with load(run) as opened:
-            state = opened.state
-            if state != "running":
-                fail(f"{run} is not running ({state}). Only a running job can be sampled.", code=FAILED)
-            request(opened.path, steps)
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
-    except OSError as error:
-        fail(f"{run} cannot be written: {error.strerror}.", code=FAILED)
+        fail(f"`--steps` must be a whole number ≥ 1, got {steps}. Try 5.", code=BAD_ARGUMENT)
+    with reported(writes=run), load(run) as opened:
+        state = opened.state
+        if state != "running":
+            fail(f"{run} is not running ({state}). Only a running job can be sampled.", code=FAILED)
+        request(opened.path, steps)
     echo(f"{run}: the next {steps} steps will be measured in detail")

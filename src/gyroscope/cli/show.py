@@ -12,10 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from gyroscope.cli import options
-from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, fail
+from gyroscope.cli.fail import BAD_ARGUMENT, fail, reported
 from gyroscope.cli.options import RunPath
 from gyroscope.cli.printed import console, text
-from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
     from gyroscope.store import Run
@@ -59,16 +58,13 @@ def show(
     from gyroscope.cli.layer_table import Kept
     from gyroscope.store import load
 
-    try:
-        with load(run) as found, Kept(found.path) as opened:
-            _check(opened, quantity)
-            screen = console(_UNBOUNDED)
-            if follow:
-                _follow(opened, screen, quantity, layers)
-            else:
-                screen.print(_page(opened, quantity, _rows(opened, layers), screen.width))
-    except GyroscopeError as error:
-        fail(str(error), code=FAILED)
+    with reported(), load(run) as found, Kept(found.path) as opened:
+        _check(opened, quantity)
+        screen = console(_UNBOUNDED)
+        if follow:
+            _follow(opened, screen, quantity, layers)
+        else:
+            screen.print(_page(opened, quantity, _rows(opened, layers), screen.width))
 
 
 def _follow(run: Run, screen: Console, quantity: str, layers: str) -> None:
@@ -138,7 +134,7 @@ def _rows(run: Run, layers: str) -> list[int]:
     if layers.isascii() and layers.isdigit():
         wanted = count if len(layers) > 9 else min(int(layers), count)
         if wanted < 1:
-            fail("`--layers` must be a number >= 1, all, or a pattern, got 0.", code=BAD_ARGUMENT)
+            fail("`--layers` must be a number ≥ 1, all, or a pattern, got 0.", code=BAD_ARGUMENT)
         first = (wanted + 1) // 2
         return [*range(first), *range(count - (wanted - first), count)]
     rows = [i for i, name in enumerate(run.layers) if fnmatchcase(name, layers)]

@@ -144,7 +144,7 @@ def dominated(
     least, most, lasts = real(threshold), real(share), real(patience)
     if not (least > 0 and 0 < most < 1 and lasts >= 1 and lasts.is_integer()):
         raise MonitorError(
-            "`threshold` must be a number > 0, `share` one between 0 and 1, and `patience` a whole number >= 1, got "
+            "`threshold` must be a number > 0, `share` one between 0 and 1, and `patience` a whole number ≥ 1, got "
             f"threshold={threshold!r}, share={share!r} and patience={patience!r}. Try the defaults."
         )
     steps = known_steps(run)

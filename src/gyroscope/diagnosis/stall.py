@@ -211,13 +211,13 @@ def _check(**bounds: Any) -> None:
         given = ", ".join(f"{name}={value!r}" for name, value in bounds.items())
         raise MonitorError(
             "`margin` and `grown` must be finite numbers > 0, `fallen` one in (0, 1], and `patience` a whole number "
-            f">= 1, got {given}. Try the defaults."
+            f"≥ 1, got {given}. Try the defaults."
         )
 
 
 def _counted(classes: Any) -> int:
     if not isinstance(classes, int | float | np.number) or not 2 <= classes < inf or int(classes) != classes:
-        raise MonitorError(f"`classes` must be a whole number >= 2, got {classes!r}. Try 10.")
+        raise MonitorError(f"`classes` must be a whole number ≥ 2, got {classes!r}. Try 10.")
     return int(classes)
 
 

@@ -280,10 +280,10 @@ def _png(drawn: Figure | Axes) -> bytes:
     return picture.getvalue()
 
 
-Array = npt.NDArray[np.float64]
+Values = npt.NDArray[np.float64]
 
 
-def thin(steps: npt.ArrayLike, values: npt.ArrayLike, *, keep: int = 1000, log: bool = False) -> tuple[Array, Array]:
+def thin(steps: npt.ArrayLike, values: npt.ArrayLike, *, keep: int = 1000, log: bool = False) -> tuple[Values, Values]:
     """Return about `keep` of the times of `values` [times, layers] as (x, y), both [kept, layers].
 
     Times are cut into equal intervals. In each, every layer keeps its smallest and its largest value, so that a spike
@@ -316,8 +316,6 @@ def thin(steps: npt.ArrayLike, values: npt.ArrayLike, *, keep: int = 1000, log: 
     order = np.sort(rows, axis=0)
     return x[order], np.take_along_axis(y, order, axis=0)
 
-
-Values = npt.NDArray[np.float64]
 
 #: Share of the run that a moving mean covers.
 SHARE = 0.02

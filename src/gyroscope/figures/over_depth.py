@@ -164,8 +164,7 @@ def _draw(ax: Axes, line: Line) -> None:
     unknown = np.isnan(np.pad(y, 1, constant_values=np.nan))
     alone = unknown[:-2] & unknown[2:]
     marked = ~unknown[1:-1] & ((at % (1 if few else max(count // 12, 1)) == 0) | alone)
-    if (
-        marked.any()
-    ):  # a line without points would be placed in the corner of the page, and the layout would reserve space
+    # A line without points would be placed in the corner of the page, and the layout would reserve space.
+    if marked.any():
         x, y = at[marked], y[marked]
         ax.plot(x, y, color=line.color, linestyle="", marker=line.marker, markersize=3.5, clip_on=False)

@@ -188,14 +188,14 @@ def flag(given: Any, what: str, default: bool = False) -> bool:
 
 
 def at_least_one(given: Any, what: str) -> int:
-    """Return a whole number >= 1.
+    """Return a whole number ≥ 1.
 
     >>> at_least_one(3, "columns")
     3
     """
     count = whole(given, 1)
     if count is None:
-        raise FigureError(f"`{what}` must be a whole number >= 1, got {given!r:.80}. Try 1.")
+        raise FigureError(f"`{what}` must be a whole number ≥ 1, got {given!r:.80}. Try 1.")
     return count
 
 

@@ -54,7 +54,7 @@ def save(
     pixels: Any = dpi if dpi is None or (isinstance(dpi, str) and dpi == "figure") else real(dpi)
     if isinstance(pixels, float) and not 0 < pixels <= _MOST:
         raise FigureError(
-            f"`dpi` must be a number > 0 and <= {_MOST:,}, or 'figure' for the figure's own, got {dpi!r:.80}. Try 200."
+            f"`dpi` must be a number > 0 and ≤ {_MOST:,}, or 'figure' for the figure's own, got {dpi!r:.80}. Try 200."
         )
     engine = whole.get_layout_engine()
     try:

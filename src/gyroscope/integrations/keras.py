@@ -88,7 +88,7 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
     ) -> None:
         super().__init__()
         if every is not None and whole(every, 1) is None:
-            raise MonitorError(f"`every` must be a whole number of batches >= 1, or None, got {every!r:.80}. Try 100.")
+            raise MonitorError(f"`every` must be a whole number of batches ≥ 1, or None, got {every!r:.80}. Try 100.")
         self._every = every
         self._patterns = _patterns(layers, MonitorError)
         self._quantities = find(QUANTITIES)
@@ -334,7 +334,7 @@ class Layca(_keras.optimizers.Optimizer):  # type: ignore[misc, name-defined]
             learning_rate = given if callable(given) else _number(given)
         if not callable(learning_rate) and not 0.0 <= real(learning_rate) < inf:
             raise ControlError(
-                f"`learning_rate` must be a finite number >= 0, ρ = tan θ of a step, or a schedule, got "
+                f"`learning_rate` must be a finite number ≥ 0, ρ = tan θ of a step, or a schedule, got "
                 f"{learning_rate!r:.80}. Try 3**-3."
             )
         choice(others, "others", ("inner", "frozen"), ControlError)

@@ -227,7 +227,7 @@ class Mirror:
         layers: str | Iterable[str] | None = None,
     ) -> None:
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise MonitorError(f"`every` must be a whole number of steps >= 1, or None, got {every!r:.80}. Try 10.")
+            raise MonitorError(f"`every` must be a whole number of steps ≥ 1, or None, got {every!r:.80}. Try 10.")
         if isinstance(quantities, str):
             raise MonitorError(
                 f"`quantities` must be a list of names, got {quantities!r:.80}. Try [{quantities!r:.80}]."

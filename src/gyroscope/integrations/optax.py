@@ -188,7 +188,7 @@ def rotation(
     """
     count_of = whole(every, 1)
     if count_of is None:
-        raise MonitorError(f"`every` must be a whole number of steps >= 1, got {every!r:.80}. Try 10.")
+        raise MonitorError(f"`every` must be a whole number of steps ≥ 1, got {every!r:.80}. Try 10.")
     if lr is not None:
         _check_rate(lr, "lr", MonitorError)
     chosen = _quantities(quantities, lr)
@@ -491,7 +491,7 @@ def _check_transformation(inner: Any) -> None:
 def _check_rate(given: Any, name: str, error: type[GyroscopeError]) -> None:
     """Reject an invalid rate; the value of one that is traced is not known, and an invalid one turns nothing."""
     if not callable(given) and not isinstance(given, _jax.core.Tracer) and not 0.0 <= real(given) < math.inf:
-        raise error(f"`{name}` must be a finite number >= 0, or a schedule, got {given!r:.80}. Try 3**-3.")
+        raise error(f"`{name}` must be a finite number ≥ 0, or a schedule, got {given!r:.80}. Try 3**-3.")
 
 
 def _quantities(names: Iterable[str] | None, lr: Rate | None) -> list[Quantity]:

@@ -142,7 +142,7 @@ class GyroscopePruner(_optuna.pruners.BasePruner):  # type: ignore[misc, name-de
             raise MonitorError(f"`inner` must be one of optuna.pruners, or None, got {inner!r:.80}.")
         for name, value in (("lag", lag), ("after", after)):
             if not 0 <= real(value) < 1:
-                raise MonitorError(f"`{name}` must be a number >= 0 and < 1, got {value!r:.80}. Try 0.3.")
+                raise MonitorError(f"`{name}` must be a number ≥ 0 and < 1, got {value!r:.80}. Try 0.3.")
         self._inner, self._lag, self._after = inner, float(lag), float(after)
         self._mute = checked_kinds(mute)
 

@@ -196,7 +196,7 @@ def _file(given: Any) -> Path:
 def _most(bins: Any, full: Any) -> int | None:
     most = accepted.whole(bins, 1)
     if most is None:
-        raise PageError(f"`bins` must be a whole number >= 1, got {bins!r:.80}. Try {BINS}.")
+        raise PageError(f"`bins` must be a whole number ≥ 1, got {bins!r:.80}. Try {BINS}.")
     return None if accepted.flag(full, "full", PageError) else most
 
 

@@ -99,7 +99,7 @@ def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) ->
             raise StoreError(f"`layers` must be a list of gyroscope.store.LayerInfo, got {layer!r} in it.")
         if not _is_well_formed(layer):
             raise StoreError(
-                f"A layer must have a name and a kind that are text, a shape of whole numbers and a part >= 0, got "
+                f"A layer must have a name and a kind that are text, a shape of whole numbers and a part ≥ 0, got "
                 f"{layer!r}. Try LayerInfo('conv1.weight', 'conv', (8, 3, 3, 3))."
             )
     names = [layer.name for layer in given]
@@ -110,7 +110,7 @@ def check_run(layers: Any, quantities: Any, meta: Any, queue: Any, tick: Any) ->
     check_quantities(quantities)
     _check_meta(meta)
     if not real(queue) >= 1:
-        raise StoreError(f"`queue` must be a number >= 1, got {queue!r}. Try 256.")
+        raise StoreError(f"`queue` must be a number ≥ 1, got {queue!r}. Try 256.")
     if not 0 < real(tick) <= TIMEOUT_MAX:  # the longest that a thread can wait
         raise StoreError(f"`tick` must be a finite number of seconds > 0, got {tick!r}. Try 0.25.")
 

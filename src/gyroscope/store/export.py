@@ -11,15 +11,15 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from gyroscope.base.lazy import required
 from gyroscope.base.whole_file import whole_file
-from gyroscope.errors import MissingExtraError, StoreError
+from gyroscope.errors import StoreError
 from gyroscope.store import schema
 from gyroscope.store.arguments import names_of, path_of
 from gyroscope.store.record import Steps, Values
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 #: Values of one quantity that are held in memory at a time.
 _PIECE = 1 << 20
+_EXTRA = "gyroscope[export]"
 
 #: One name gives a wide table (one column per layer). Several, or None for all, give a long one (one column per
 #: quantity).
@@ -174,7 +175,7 @@ def to_pandas(run: Run, wanted: Wanted = None) -> pandas.DataFrame:
     step
     40             0.4           0.6          0.8
     """
-    pd = _needed("pandas", "a data frame")
+    pd = required("pandas", "A data frame", _EXTRA)
     table = Table.of(run, wanted)
     if table.form == "wide":
         index = pd.Index(run.steps, name="step")
@@ -196,7 +197,7 @@ def to_parquet(run: Run, path: str | os.PathLike[str], wanted: Wanted = None) ->
     ...     to_parquet(run, f"{folder}/first.parquet").name
     'first.parquet'
     """
-    pa, parquet = _needed("pyarrow", "Parquet"), _needed("pyarrow.parquet", "Parquet")
+    pa, parquet = (required(module, "Parquet", _EXTRA) for module in ("pyarrow", "pyarrow.parquet"))
     table = Table.of(run, wanted)
     fields = [("step", pa.int64())]
     if table.form == "long":
@@ -255,13 +256,3 @@ def _whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _finite(value: Any) -> Any:
     return value if np.isfinite(value) else None
-
-
-def _needed(module: str, what: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        library = module.partition(".")[0]
-        raise MissingExtraError(
-            f"{what[0].upper()}{what[1:]} needs {library}, which is not installed: pip install 'gyroscope[export]'"
-        ) from None

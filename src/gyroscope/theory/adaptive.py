@@ -127,7 +127,7 @@ def adagrad_as_rmsprop(k: int, *, lr: float, eps: float = 1e-10, inside: bool = 
     """
     step = integral(k, least=1)
     if step is None:
-        raise DynamicsError(f"`k` must be a whole number >= 1, got {k!r:.80}. Try 1, the first step.")
+        raise DynamicsError(f"`k` must be a whole number ≥ 1, got {k!r:.80}. Try 1, the first step.")
     _check(lr, eps)
     return Pace(lr / sqrt(step), 1 - 1 / step, eps / step if inside else eps / sqrt(step))
 

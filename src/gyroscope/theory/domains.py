@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def nonnegative(name: str, given: Any, *, hint: str = "0.1") -> float:
-    """Return a finite number >= 0.
+    """Return a finite number ≥ 0.
 
     >>> nonnegative("lr", float("nan"))
     Traceback (most recent call last):
-    gyroscope.errors.DynamicsError: `lr` must be a finite number >= 0, got nan. Try 0.1.
+    gyroscope.errors.DynamicsError: `lr` must be a finite number ≥ 0, got nan. Try 0.1.
     """
     if not 0 <= real(given) < inf:
-        raise DynamicsError(f"`{name}` must be a finite number >= 0, got {given!r:.80}. Try {hint}.")
+        raise DynamicsError(f"`{name}` must be a finite number ≥ 0, got {given!r:.80}. Try {hint}.")
     return real(given)
 
 
@@ -49,12 +49,12 @@ def fraction(name: str, given: Any, *, hint: str = "0.9") -> float:
     0.9
     """
     if not 0 <= real(given) < 1:
-        raise DynamicsError(f"`{name}` must be a number >= 0 and < 1, got {given!r:.80}. Try {hint}.")
+        raise DynamicsError(f"`{name}` must be a number ≥ 0 and < 1, got {given!r:.80}. Try {hint}.")
     return real(given)
 
 
 def count(name: str, given: Any, *, least: int) -> int:
-    """Return a whole number >= `least`, of Python, NumPy or torch.
+    """Return a whole number ≥ `least`, of Python, NumPy or torch.
 
     >>> import numpy as np
     >>> count("steps", np.int64(3), least=0)
@@ -62,12 +62,12 @@ def count(name: str, given: Any, *, least: int) -> int:
     """
     found = whole(given, least)
     if found is None:
-        raise DynamicsError(f"`{name}` must be a whole number >= {least}, got {given!r:.80}. Try {max(least, 1)}.")
+        raise DynamicsError(f"`{name}` must be a whole number ≥ {least}, got {given!r:.80}. Try {max(least, 1)}.")
     return found
 
 
 def integral(given: Any, *, least: int) -> int | None:
-    """Return a whole number >= `least`, also one given as a float; None for anything else.
+    """Return a whole number ≥ `least`, also one given as a float; None for anything else.
 
     >>> integral(3, least=1), integral(3.0, least=1), integral(3.5, least=1), integral("3", least=1)
     (3, 3, None, None)

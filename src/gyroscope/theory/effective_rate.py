@@ -141,7 +141,7 @@ def _series(name: str, given: npt.ArrayLike, steps: int) -> Floats:
     values = numbers(name, given)
     if values.shape not in ((), (steps,)) or not (np.isfinite(values) & (values >= 0)).all():
         raise DynamicsError(
-            f"`{name}` must be one finite number >= 0, or one for each of the {steps} steps, got {given!r:.60} of "
+            f"`{name}` must be one finite number ≥ 0, or one for each of the {steps} steps, got {given!r:.60} of "
             f"shape {values.shape}."
         )
     return np.asarray(np.broadcast_to(values, (steps,)))
@@ -270,7 +270,7 @@ def _along(name: str, given: npt.ArrayLike, like: Floats) -> Floats:
     if values.shape not in ((), (1,), like.shape):
         raise DynamicsError(f"`{name}` must be one number or {like.size} numbers, got shape {values.shape}.")
     if (values < 0).any():
-        raise DynamicsError(f"`{name}` must be >= 0 at every step, got {float(values.min()):g} at one.")
+        raise DynamicsError(f"`{name}` must be ≥ 0 at every step, got {float(values.min()):g} at one.")
     return np.asarray(np.broadcast_to(values.reshape(()) if values.size == 1 else values, like.shape))
 
 

@@ -195,7 +195,7 @@ def batch_law(gradients: Tensor, batch_sizes: Sequence[int], *, draws: int = 100
     """
     if not isinstance(batch_sizes, Iterable) or any(whole(b, 1) is None for b in batch_sizes):
         raise DynamicsError(
-            f"`batch_sizes` must be two or more whole numbers >= 1, got {batch_sizes!r:.80}. Try [1, 4, 16]."
+            f"`batch_sizes` must be two or more whole numbers ≥ 1, got {batch_sizes!r:.80}. Try [1, 4, 16]."
         )
     sizes = [index(b) for b in batch_sizes]
     if len(sizes) < 2 or len(set(sizes)) != len(sizes):
@@ -252,7 +252,7 @@ def step_gain(gradients: Tensor, batch_size: int, larger: int) -> StepGain:
     small, large = whole(batch_size, 1), whole(larger, 1)
     if small is None or large is None or small > large:
         raise DynamicsError(
-            f"`batch_size` and `larger` must be whole numbers >= 1 with `batch_size` <= `larger`, got {batch_size!r} "
+            f"`batch_size` and `larger` must be whole numbers ≥ 1 with `batch_size` ≤ `larger`, got {batch_size!r} "
             f"and {larger!r}."
         )
     before, after = (second_moment(gradients, batch_size=b) for b in (small, large))
@@ -297,6 +297,6 @@ def _check(gradients: Tensor, batch_size: int, replacement: bool) -> tuple[int, 
         raise DynamicsError(f"`gradients` must be a tensor [examples, parameters], got {given}.")
     size = whole(batch_size, 1)
     if size is None or (not replacement and size > len(gradients)):
-        most = "" if replacement else f" and <= {len(gradients)}, the number of examples"
-        raise DynamicsError(f"`batch_size` must be a whole number >= 1{most}, got {batch_size!r:.80}.")
+        most = "" if replacement else f" and ≤ {len(gradients)}, the number of examples"
+        raise DynamicsError(f"`batch_size` must be a whole number ≥ 1{most}, got {batch_size!r:.80}.")
     return len(gradients), size

@@ -132,7 +132,7 @@ class ExponentialRates(LRScheduler):
         self.shrinkage = [float(share) for share in shrinkage]
         if len(self.shrinkage) != len(optimizer.param_groups) or not all(0 <= share < 1 for share in self.shrinkage):
             raise DynamicsError(
-                f"`shrinkage` must be one number >= 0 and < 1 for each of the {len(optimizer.param_groups)} groups, "
+                f"`shrinkage` must be one number ≥ 0 and < 1 for each of the {len(optimizer.param_groups)} groups, "
                 f"got {self.shrinkage}."
             )
         super().__init__(optimizer, last_epoch)

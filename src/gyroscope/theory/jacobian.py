@@ -79,7 +79,7 @@ def jacobian_norm(model: nn.Module, inputs: Tensor, *, limit: int = 10_000_000) 
     """
     most = real(limit)
     if not most >= 0:
-        raise DynamicsError(f"`limit` must be a number >= 0, got {limit!r:.80}. Try 10_000_000.")
+        raise DynamicsError(f"`limit` must be a number ≥ 0, got {limit!r:.80}. Try 10_000_000.")
     f = _per_sample(model, inputs)
     with passing(undrawn=inputs.device), torch.no_grad():
         outputs = _output(f(inputs), inputs)
@@ -114,7 +114,7 @@ def estimated_jacobian_norm(model: nn.Module, inputs: Tensor, *, probes: int = 3
     many = whole(probes, 2)
     if many is None:
         raise DynamicsError(
-            f"`probes` must be a whole number >= 2, got {probes!r:.80}: a standard error needs two. Try 32."
+            f"`probes` must be a whole number ≥ 2, got {probes!r:.80}: a standard error needs two. Try 32."
         )
     drawn = generator(seed)
     f = _per_sample(model, inputs)

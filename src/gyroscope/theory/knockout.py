@@ -59,13 +59,13 @@ class Knockout(nn.Module):
             low, high = (float(bound) for bound in gain)
         except (TypeError, ValueError):
             raise DynamicsError(
-                f"`gain` must be two numbers, 0 < smallest <= largest, got {gain!r:.80}. Try (0.5, 1.5)."
+                f"`gain` must be two numbers, 0 < smallest ≤ largest, got {gain!r:.80}. Try (0.5, 1.5)."
             ) from None
         nonnegative("shift", shift, hint="0.5")
         nonnegative("spread", spread)
         if not 0 < low <= high < inf:
             raise DynamicsError(
-                f"`gain` must be two numbers, 0 < smallest <= largest, got {gain!r:.80}. Try (0.5, 1.5)."
+                f"`gain` must be two numbers, 0 < smallest ≤ largest, got {gain!r:.80}. Try (0.5, 1.5)."
             )
         self.shift, self.gain, self.spread, self.generator = float(shift), (low, high), float(spread), generator
 

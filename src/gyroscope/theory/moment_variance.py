@@ -82,7 +82,7 @@ def variance_shares(moments: Iterable[Tensor], *, counting: Counting = "elements
         if not isinstance(v, Tensor):
             raise DynamicsError(f"`moments` must be tensors, got a {type(v).__name__}.")
         if bool((v < 0).any()) or not bool(torch.isfinite(v).all()):
-            raise DynamicsError("`moments` must be finite numbers >= 0, got some that are not.")
+            raise DynamicsError("`moments` must be finite numbers ≥ 0, got some that are not.")
         logs = v.detach()[v.detach() > 0].double().log()
         zeros += v.numel() - logs.numel()
         if logs.numel():

@@ -136,9 +136,8 @@ class _Mix(nn.Module):
     def __init__(self, size: int, dim: int, seed: int) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(seed)
-        self.linear = nn.Linear(
-            size, size, bias=False, device="meta"
-        )  # so that no numbers are drawn from torch's generator
+        # On "meta", so that no numbers are drawn from torch's generator.
+        self.linear = nn.Linear(size, size, bias=False, device="meta")
         self.linear.weight = nn.Parameter(torch.randn(size, size, generator=draw) / size**0.5)
         self.dim = dim
 

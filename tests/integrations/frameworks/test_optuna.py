@@ -146,8 +146,8 @@ def test_findings_are_passed_on(tmp_path):
     ("make", "says"),
     [
         (lambda: GyroscopePruner("median"), "`inner` must be one of optuna.pruners, or None, got 'median'."),
-        (lambda: GyroscopePruner(lag=1.5), "`lag` must be a number >= 0 and < 1, got 1.5. Try 0.3."),
-        (lambda: GyroscopePruner(after=float("nan")), "`after` must be a number >= 0 and < 1, got nan. Try 0.3."),
+        (lambda: GyroscopePruner(lag=1.5), "`lag` must be a number ≥ 0 and < 1, got 1.5. Try 0.3."),
+        (lambda: GyroscopePruner(after=float("nan")), "`after` must be a number ≥ 0 and < 1, got nan. Try 0.3."),
         (lambda: GyroscopePruner(mute="no_such"), "`mute` must name kinds of finding"),
         (lambda: watch(3, None, None), "`trial` must be the trial that Optuna passes to the objective, got 3."),
     ],

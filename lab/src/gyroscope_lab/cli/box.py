@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
-from gyroscope.cli.printed import echo, text
+from gyroscope.cli.printed import console, echo, text
 from gyroscope.errors import GyroscopeError
 from gyroscope_lab.cli.lab_progress import described
 from gyroscope_lab.cli.missing_data import lacking, to_get
@@ -129,15 +128,14 @@ def collect_archive(path: Path, *, runs: Path, out: Path) -> None:
         trial = row.trial
         said = row.status if row.reason is None else f"{row.status}: {row.reason}"
         cells = (
-            f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}",
+            trial.title,
             said if row.taken or row.kept or row.status in ("failed", "started") else f"{said}, known already",
             f"{row.epochs}/{trial.schedule.epochs}",
             _percent(row.test),
             _percent(row.before),
         )
         table.add_row(*map(text, cells))
-    console = Console()
-    (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
+    console(_UNBOUNDED).print(table)
     new = sum(row.kept for row in rows)
     echo(f"{_counted(Counter(row.status for row in rows))}; {new} new results in {out / 'runs'}")
 
@@ -189,7 +187,7 @@ class _Lines:
 
     def on_failed(self, trial: Trial, why: str) -> None:
         self._notes.pop(trial.key, None)
-        self.say(f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed} failed: {why}")
+        self.say(f"{trial.title} failed: {why}")
 
 
 def _counted(counts: Counter[str]) -> str:

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
+from gyroscope.cli.printed import console
 from gyroscope.errors import GyroscopeError
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ def list_(data: _Folder = Path("data")) -> None:
         table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
     for known in DATASETS:
         table.add_row(*map(Text, _row(known, folder)))
-    console = Console()
-    (console if console.is_terminal else Console(width=_UNBOUNDED)).print(table)
+    console(_UNBOUNDED).print(table)
     there = "" if folder.is_dir() else ", which does not exist yet"
     typer.echo(f"Looked in {folder.absolute()}{there}. To fetch one, or to see how: gyroscope data get NAME")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, isnan
+from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,7 @@ class LabProgress:
             self._bars[note.key],
             completed=note.epoch,
             epoch=f"{note.epoch}/{note.epochs}",
-            loss=_short(note.loss),
+            loss=f"{note.loss:.3g}",
             accuracy=f"{100 * note.accuracy:.1f}",
             rotation=f"{note.rotation:.3f}",
             left=f"{clock(running.left(now))} left",
@@ -153,14 +153,9 @@ def described(trial: Trial, result: Result) -> str:
     turned = sum(result.final_rotation) / len(result.final_rotation)
     ended = f"; {result.ended}" if result.ended else ""
     return (
-        f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}: train {100 * result.train_accuracy:.1f} %, "
-        f"test {100 * result.test_accuracy:.1f} %, loss {_short(result.loss[-1])}, mean rotation {turned:.3f}, "
-        f"{result.seconds:.1f} s{ended}"
+        f"{trial.title}: train {100 * result.train_accuracy:.1f} %, test {100 * result.test_accuracy:.1f} %, "
+        f"loss {result.loss[-1]:.3g}, mean rotation {turned:.3f}, {result.seconds:.1f} s{ended}"
     )
-
-
-def _short(value: float) -> str:
-    return "nan" if isnan(value) else f"{value:.3g}"
 
 
 # After this many ended trainings, their duration predicts that of others, even if the time to start is unknown.

@@ -15,7 +15,7 @@ import typer
 
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.errors import GyroscopeError
-from gyroscope_lab.cli.shared import Engine, Precision, Scale, at_least_one, loading, make_folder
+from gyroscope_lab.cli.shared import Engine, Precision, Scale, at_least_one, load_laboratory, make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.engine.laboratory import Lab
@@ -37,11 +37,11 @@ def reproduce(
     ] = None,
     scale: Annotated[
         Scale, typer.Option(help="smoke: seconds, small: minutes on a CPU; full: the paper's protocol, on a GPU.")
-    ] = Scale.small,
+    ] = "small",
     data: Annotated[Path, typer.Option(envvar="GYROSCOPE_DATA", help="Folder of the datasets.")] = Path("data"),
     out: Annotated[Path, typer.Option(help="Folder for figures, tables and numbers.")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="Folder where trainings are kept, for all studies.")] = Path("runs/lab"),
-    engine: Annotated[Engine, typer.Option(help="The engine that trains; see below.")] = Engine.auto,
+    engine: Annotated[Engine, typer.Option(help="The engine that trains; see below.")] = "auto",
     jobs: Annotated[
         int | None, typer.Option(help="Trainings at a time.", show_default="one per CPU, at most 8")
     ] = None,
@@ -106,14 +106,14 @@ def reproduce(
         print_list(out)
         return
     try:
-        _load()
+        load_laboratory()
         from gyroscope_lab.cli import box
         from gyroscope_lab.engine.laboratory import Lab
         from gyroscope_lab.training.archive import Archive
 
         laboratory = Lab(
-            Archive(runs), scale.value, data=data, engine=engine.value, jobs=jobs, only=tuple(task or ()), known=known,
-            precision=None if precision is None else precision.value,
+            Archive(runs), scale, data=data, engine=engine, jobs=jobs, only=tuple(task or ()), known=known,
+            precision=precision,
         )  # fmt: skip
         if collect is not None:
             box.collect_archive(collect, runs=runs, out=out)
@@ -194,14 +194,8 @@ def _refuse_mixtures(
         fail(f"`{option}` needs `--minutes`.", code=BAD_ARGUMENT)
     if minutes is not None and not 0 < minutes < inf:
         fail(f"`--minutes` must be a finite number > 0, got {minutes:g}. Try 30.", code=BAD_ARGUMENT)
-    if minutes is not None and engine not in (Engine.auto, Engine.population):
-        fail(f"`--minutes` needs the engine population, got {engine.value}. Leave --engine out.", code=BAD_ARGUMENT)
-
-
-def _load() -> None:
-    # Not at the top, so that --help does not wait.
-    with loading():
-        import gyroscope_lab.engine.laboratory  # noqa: F401
+    if minutes is not None and engine not in ("auto", "population"):
+        fail(f"`--minutes` needs the engine population, got {engine}. Leave --engine out.", code=BAD_ARGUMENT)
 
 
 def _list(lab: Lab, out: Path) -> None:

@@ -5,53 +5,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from gyroscope.cli.fail import BAD_ARGUMENT, fail
 
-
-class Scale(StrEnum):
-    """Scales of a study."""
-
-    smoke = "smoke"
-    small = "small"
-    full = "full"
-
-
-class Engine(StrEnum):
-    """Engines."""
-
-    auto = "auto"
-    serial = "serial"
-    workers = "workers"
-    population = "population"
-    ray = "ray"
-
-
-class Precision(StrEnum):
-    """Precisions of a training."""
-
-    float32 = "float32"
-    tf32 = "tf32"
-    bf16 = "bf16"
-
-
-class Parallel(StrEnum):
-    """Ways to share a training among processes."""
-
-    ddp = "ddp"
-    fsdp = "fsdp"
-
-
-class Device(StrEnum):
-    """Devices."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
+# Values of options. The laboratory has the same types, but its modules load torch, for which --help must not wait.
+Scale = Literal["smoke", "small", "full"]
+Engine = Literal["auto", "serial", "workers", "population", "ray"]
+Precision = Literal["float32", "tf32", "bf16"]
+Parallel = Literal["ddp", "fsdp"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 def make_folder(folder: Path, option: str) -> None:
@@ -83,7 +49,13 @@ def at_least_one(value: int | None, option: str) -> None:
     >>> at_least_one(3, "--seeds")
     """
     if value is not None and value < 1:
-        fail(f"`{option}` must be a whole number >= 1, got {value}.", code=BAD_ARGUMENT)
+        fail(f"`{option}` must be a whole number ≥ 1, got {value}.", code=BAD_ARGUMENT)
+
+
+def load_laboratory() -> None:
+    """Load the laboratory with a message; commands do so when they run, so that --help does not wait."""
+    with loading():
+        import gyroscope_lab.engine.laboratory  # noqa: F401  (says which extra is missing)
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gyroscope.cli.printed import console
 from gyroscope_lab.papers import catalogue
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def print_list(out: Path, costs: Costs | None = None) -> None:
     known = catalogue.index()
     costs = {name: one.costs for name, one in known.items()} if costs is None else costs
     scales = list(known["all"].costs)
-    screen = console()
+    screen = console(_UNBOUNDED)
     narrow = screen.width < _WIDE
     between = "\n" if narrow else " "
     table = Table(show_lines=narrow)
@@ -92,7 +92,7 @@ def print_report(study: Study, report: Report, lab: Lab) -> None:
     """
     from gyroscope_lab.papers.study import as_text
 
-    out = console()
+    out = console(_UNBOUNDED)
     out.print(Text(f"{study.name}: {study.title} (scale {lab.scale})", style="bold"))
     if report.verdicts:
         table = Table(title="Verdicts", title_justify="left")
@@ -113,9 +113,3 @@ def print_report(study: Study, report: Report, lab: Lab) -> None:
 
 def _numeric(rows: Sequence[Sequence[Any]], place: int) -> bool:
     return all(value is None or isinstance(value, int | float) for value in (row[place] for row in rows))
-
-
-def console() -> Console:
-    """The terminal, or a file that is wide enough for every column."""
-    found = Console()
-    return found if found.is_terminal else Console(width=_UNBOUNDED)

@@ -14,12 +14,11 @@ from typer.core import TyperCommand
 from gyroscope.cli.fail import BAD_ARGUMENT, FAILED, INTERRUPTED, fail
 from gyroscope.cli.printed import echo
 from gyroscope.errors import GyroscopeError
-from gyroscope_lab.cli.shared import Device, Parallel, Precision, at_least_one, loading, make_folder
+from gyroscope_lab.cli.shared import Device, Parallel, Precision, at_least_one, load_laboratory, make_folder
 
 if TYPE_CHECKING:
     from gyroscope_lab.training.archive import Archive
     from gyroscope_lab.training.result import Result
-    from gyroscope_lab.training.task import Precision as _Precision
     from gyroscope_lab.training.trial import Trial
 
 _RUNS = Path("runs/lab")
@@ -57,7 +56,7 @@ def train(
     precision: Annotated[
         Precision | None, typer.Option(help="Precision of products.", show_default="bf16 on a GPU, float32 on a CPU")
     ] = None,
-    device: Annotated[Device, typer.Option(help="Device to train on.")] = Device.auto,
+    device: Annotated[Device, typer.Option(help="Device to train on.")] = "auto",
     data: Annotated[Path, typer.Option(envvar="GYROSCOPE_DATA", help="Folder of the datasets.")] = Path("data"),
     run: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default=f"a new one in {_RUNS}")] = None,
     again: Annotated[bool, typer.Option("--again", help="Train again, even if the result is known.")] = False,
@@ -80,7 +79,7 @@ def train(
         at_least_one(value, option)
     _check(alpha, weight_decay, momentum, nesterov)
     try:
-        _load()
+        load_laboratory()
         on_gpu = _on_gpu(device)
         from gyroscope_lab.training.recipe import Recipe
         from gyroscope_lab.training.tasks import task as known
@@ -99,8 +98,7 @@ def train(
         chosen = known(task) if epochs is None else known(task).lasting(epochs)
         if batch is not None:
             chosen = replace(chosen, schedule=replace(chosen.schedule, batch=batch))
-        suited: _Precision = chosen.precision or ("bf16" if on_gpu else "float32")
-        exact: _Precision = precision.value if precision is not None else suited
+        exact = precision or chosen.precision or ("bf16" if on_gpu else "float32")
         trial = Trial(chosen, recipe, seed, precision=exact, every=every)
         archive = _archive(run, trial)
     except GyroscopeError as error:
@@ -108,9 +106,9 @@ def train(
     from gyroscope_lab.engine.ranks import started_by_torchrun
 
     if started_by_torchrun():
-        _on_ranks(trial, archive, on_gpu, data, Parallel.ddp if parallel is None else parallel, again)
+        _on_ranks(trial, archive, on_gpu, data, parallel or "ddp", again)
     elif parallel is not None:
-        command = f"torchrun --nproc-per-node 2 -m gyroscope_lab train {task} --parallel {parallel.value}"
+        command = f"torchrun --nproc-per-node 2 -m gyroscope_lab train {task} --parallel {parallel}"
         fail(f"`--parallel` needs several processes, got one. Start them with {command}", code=BAD_ARGUMENT)
     else:
         _show(trial, *_trained(trial, archive, on_gpu, data, again), archive.folder(trial))
@@ -152,24 +150,19 @@ def _check(alpha: float, weight_decay: float, momentum: float, nesterov: bool) -
     if not isfinite(alpha):
         fail(f"`--alpha` must be a number, such as -0.6 or 0.6, got {alpha}.", code=BAD_ARGUMENT)
     if not 0 <= weight_decay < float("inf"):
-        fail(f"`--weight-decay` must be a number >= 0, got {weight_decay}.", code=BAD_ARGUMENT)
+        fail(f"`--weight-decay` must be a number ≥ 0, got {weight_decay}.", code=BAD_ARGUMENT)
     if not 0 <= momentum < 1:
-        fail(f"`--momentum` must be a number >= 0 and < 1, got {momentum}.", code=BAD_ARGUMENT)
+        fail(f"`--momentum` must be a number ≥ 0 and < 1, got {momentum}.", code=BAD_ARGUMENT)
     if nesterov and not momentum:
         fail("`--nesterov` needs a momentum, got 0. Try --momentum 0.9.", code=BAD_ARGUMENT)
-
-
-def _load() -> None:
-    with loading():
-        import gyroscope_lab.engine.laboratory  # noqa: F401  (says which extra is missing)
 
 
 def _on_gpu(device: Device) -> bool:
     import torch
 
-    if device is Device.cuda and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         fail("`--device cuda` needs a GPU, and torch sees none. Leave it out to train on the CPU.", code=BAD_ARGUMENT)
-    return device is not Device.cpu and torch.cuda.is_available()
+    return device != "cpu" and torch.cuda.is_available()
 
 
 def _archive(run: Path | None, trial: Trial) -> Archive:
@@ -192,9 +185,9 @@ def _on_ranks(trial: Trial, archive: Archive, on_gpu: bool, data: Path, parallel
             if again:
                 from_first(lambda: forget(archive, [trial]))
             known = archive.result(trial) is not None
-            result = run_on_ranks(trial, archive, data, parallel=parallel.value, device=place)
+            result = run_on_ranks(trial, archive, data, parallel=parallel, device=place)
             if distributed.get_rank() == 0:
-                echo(f"On {distributed.get_world_size()} processes ({parallel.value}):")
+                echo(f"On {distributed.get_world_size()} processes ({parallel}):")
                 _show(trial, result, known, archive.folder(trial))
     except (GyroscopeError, OSError) as error:
         fail(str(error), code=FAILED)
@@ -233,7 +226,7 @@ def _trained(trial: Trial, archive: Archive, on_gpu: bool, data: Path, again: bo
 def _show(trial: Trial, result: Result, known: bool, folder: Path) -> None:
     final, layers, epochs = result.final_rotation, result.layers, len(result.loss)
     turned = [(value, name) for value, name in zip(final, layers, strict=True) if isfinite(value)]
-    echo(f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}")
+    echo(trial.title)
     accuracies = [("train", result.train_accuracy), ("test", result.test_accuracy)]
     if result.validation:
         accuracies.insert(1, ("validation", result.best_validation))

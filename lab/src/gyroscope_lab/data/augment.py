@@ -69,7 +69,7 @@ class Augmentation:
             generator: a generator on the CPU, the same one for all epochs.
         """
         if count < 0 or batch < 1:
-            raise LabError(f"`count` must be >= 0 and `batch` >= 1, got {count} and {batch}.")
+            raise LabError(f"`count` must be ≥ 0 and `batch` ≥ 1, got {count} and {batch}.")
         if generator.device.type != "cpu":
             raise LabError(f"`generator` must be on the CPU, got {generator.device}.")
         if self.per == "image":

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gyroscope.errors import MissingExtraError
+from gyroscope.base import required
 from gyroscope.store.lock import HeldError, Lock
 from gyroscope_lab.data.official import histogram
 from gyroscope_lab.errors import LabError
@@ -264,12 +264,7 @@ def decode(path: Path | str, *, side: int, short: int) -> npt.NDArray[np.uint8]:
     ...     decode(f"{folder}/grey.JPEG", side=4, short=4)[:, 0, 0]
     array([100, 100, 100], dtype=uint8)
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError(
-            "Reading images needs Pillow, which is not installed: pip install 'gyroscope-lab[images]'"
-        ) from error
+    Image = required("PIL.Image", "Reading images", "gyroscope-lab[images]")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

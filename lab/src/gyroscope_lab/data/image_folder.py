@@ -175,7 +175,7 @@ def _lines(path: Path) -> list[str]:
 
 def _official(found: _Found, side: int, short: int, workers: int | None, on_progress: Progress | None) -> Official:
     if side < 1 or (workers is not None and workers < 1):
-        raise LabError(f"`side` and `workers` must be >= 1 (workers=None: one per core), got {side} and {workers}.")
+        raise LabError(f"`side` and `workers` must be ≥ 1 (workers=None: one per core), got {side} and {workers}.")
     images = [*found.train, *found.test]
     listing = Listing(
         [image.path for image in images],

@@ -80,20 +80,20 @@ class Source:
         if self.name not in NAMES:
             raise LabError(f"The dataset must be one of {', '.join(NAMES)}, got {self.name!r}.")
         if not 0 <= self.validation < 1:
-            raise LabError(f"`validation` must be a share >= 0 and < 1, got {self.validation}.")
+            raise LabError(f"`validation` must be a share ≥ 0 and < 1, got {self.validation}.")
         if self.per_class is not None and self.per_class < 1:
-            raise LabError(f"`per_class` must be a whole number >= 1, or None for all, got {self.per_class}.")
+            raise LabError(f"`per_class` must be a whole number ≥ 1, or None for all, got {self.per_class}.")
         if not 0 <= self.seed < 2**63:
             raise LabError(f"`seed` must be a whole number from 0 to 2⁶³ − 1, got {self.seed}.")
         if self.side is not None and (self.name not in _PHOTOGRAPHS or self.side < 1):
             names = ", ".join(_PHOTOGRAPHS)
             raise LabError(
-                f"`side` must be a whole number >= 1 for {names}, and None for others, got {self.side} for {self.name}."
+                f"`side` must be a whole number ≥ 1 for {names}, and None for others, got {self.side} for {self.name}."
             )
         if self.context < 1:
-            raise LabError(f"`context` must be a whole number of characters >= 1, got {self.context}.")
+            raise LabError(f"`context` must be a whole number of characters ≥ 1, got {self.context}.")
         if self.characters is not None and (self.characters < 1 or not self.is_text):
-            said = "a whole number >= 1 for a text, and None for others"
+            said = "a whole number ≥ 1 for a text, and None for others"
             raise LabError(f"`characters` must be {said}, got {self.characters} for {self.name}.")
         if self.is_text and self.per_class is not None:
             raise LabError(f"`per_class` must be None for a text, which has no classes, got {self.per_class}.")

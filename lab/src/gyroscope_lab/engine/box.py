@@ -32,6 +32,7 @@ from gyroscope.base import whole_file
 from gyroscope.store import connect
 from gyroscope.store.schema import FILE as RUN
 from gyroscope.store.schema import sidecars
+from gyroscope_lab.engine.engine import uninterrupted
 from gyroscope_lab.engine.population import Deadline, run_population
 from gyroscope_lab.engine.run_one import Note, loaded
 from gyroscope_lab.errors import LabError
@@ -190,7 +191,7 @@ def run_box(
                     touched[key] = Touched(by_key[key], status, saved, progress.get(key, (0, 0.0))[1])
             used = (time.monotonic() - began) / 60
             trained = tuple(touched.values())
-            with _uninterrupted():
+            with uninterrupted():
                 out = _left_out(trained, archive, inf if limit is None else limit)
                 box = Box(target, minutes, used, signals[0] if signals else None, trained, len(out))
                 _write(box, archive, opened, device, out)
@@ -229,19 +230,6 @@ def _stopped_by_signals(deadline: Deadline, grace: float) -> Iterator[list[str]]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C within this context."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _write(box: Box, archive: Archive, opened: datetime, device: str, left_out: set[str]) -> None:

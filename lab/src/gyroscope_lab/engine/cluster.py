@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gyroscope.errors import MissingExtraError
+from gyroscope.base import required
 from gyroscope.store import lock, schema
 from gyroscope_lab.data.official import DATA
 from gyroscope_lab.engine.engine import AT_ONCE
@@ -309,12 +309,7 @@ def imported() -> Any:
     >>> imported().__name__
     'ray'
     """
-    try:
-        return import_module("ray")
-    except ImportError:
-        raise MissingExtraError(
-            "The engine 'ray' needs Ray, which is not installed: pip install 'gyroscope-lab[ray]'"
-        ) from None
+    return required("ray", "The engine 'ray'", "gyroscope-lab[ray]")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 
 from gyroscope.base import whole
-from gyroscope_lab.engine.run_one import Note, loaded, run_one
+from gyroscope_lab.engine.run_one import Note, loaded, one_thread, run_one
 from gyroscope_lab.errors import LabError, TrialError
 from gyroscope_lab.orphans import end_with_parent
 from gyroscope_lab.training.archive import Archive
@@ -70,7 +70,7 @@ def run_trials(
     if jobs is not None:
         given, jobs = jobs, whole(jobs, 1)
         if jobs is None:
-            raise LabError(f"`jobs` must be a whole number >= 1, got {given!r}.")
+            raise LabError(f"`jobs` must be a whole number ≥ 1, got {given!r}.")
     trials = list(trials)
     missing = archive.missing(trials)
     folder = None if data is None else Path(data)
@@ -121,13 +121,9 @@ def _run_serially(
     on_note: Callable[[Note], None],
     on_done: Callable[[Trial, Result], None],
 ) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for trial in trials:
             on_done(trial, run_one(trial, archive, data, on_note))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def run_in_workers(
@@ -152,7 +148,7 @@ def run_in_workers(
             while waiting or futures:
                 ready = [t for t in waiting if t.source is None or archive.result(t.source) is not None]
                 if ready:  # not every time: an interrupt that arrives here is lost
-                    with _children_ignore_interrupts():
+                    with uninterrupted():
                         futures |= {pool.submit(run_one, trial, archive, data, _tell): trial for trial in ready}
                     waiting = [t for t in waiting if t not in ready]
                 elif not futures:
@@ -176,9 +172,9 @@ def run_in_workers(
 
 
 @contextmanager
-def _children_ignore_interrupts() -> Iterator[None]:
-    # Ctrl-C reaches every process of the terminal. Children that are started while it is ignored always ignore it, so
-    # only the parent decides. Only the main thread may set a handler.
+def uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C within this context; processes that are started in it always ignore it."""
+    # Ctrl-C reaches every process of the terminal, and only the parent decides. Only the main thread may set a handler.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+import torch
 
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split
@@ -43,7 +46,7 @@ class Note:
         trial, turned = training.trial, training.rotation[-1]
         return cls(
             key=trial.key,
-            name=f"{trial.task.name}: {trial.recipe.name}, seed {trial.seed}",
+            name=trial.title,
             epoch=training.epoch,
             epochs=trial.schedule.epochs,
             loss=training.loss[-1],
@@ -56,6 +59,17 @@ class Note:
 def loaded(source: Source, data: Path | None) -> Split:
     """Return the examples of a source, read once per process."""
     return source.load(data)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread of a CPU, as every training does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def in_trial(trial: Trial, error: Exception) -> TrialError:

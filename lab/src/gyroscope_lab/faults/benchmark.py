@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gyroscope
-from gyroscope.diagnosis import Finding, course_of, findings, ordered
+from gyroscope.diagnosis import course_of, findings, ordered
 from gyroscope.errors import MonitorError
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.faults.healthy import HEALTHY
@@ -48,6 +48,10 @@ class Case:
         return NETWORKS[self.network].held_out or self.seed > 0
 
 
+#: Kind, layers and step of each alarm, the first one first.
+Alarms = tuple[tuple[str, tuple[str, ...], int | None], ...]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a case.
@@ -56,7 +60,7 @@ class Outcome:
         case: the training.
         accuracy: the share of right answers on examples that were not trained on.
         layers, since: where the fault is and when it began.
-        alarms: kind, layers and step of each alarm, the first one first, from a run with its loss.
+        alarms: the alarms from a run with its loss.
         alarms_default: the same, without the loss.
         notes: the kinds of the notes.
         refused: the error of `watch`, if it refused the objects.
@@ -66,8 +70,8 @@ class Outcome:
     accuracy: float
     layers: tuple[str, ...]
     since: int | None
-    alarms: tuple[tuple[str, tuple[str, ...], int | None], ...]
-    alarms_default: tuple[tuple[str, tuple[str, ...], int | None], ...]
+    alarms: Alarms
+    alarms_default: Alarms
     notes: tuple[str, ...]
     refused: str | None = None
 
@@ -111,20 +115,19 @@ def evaluate(case: Case, folder: Path | None = None) -> Outcome | None:
         except MonitorError as error:
             alarm = (("replaced", tuple(it.names), None),)
             return Outcome(case, 0.0, injected.layers, injected.since, alarm, alarm, (), str(error))
-        with gyroscope.load(path) as run:
-            course = course_of(run)
+        return Outcome(case, right, injected.layers, injected.since, *diagnosed(path))
+
+
+def diagnosed(path: Path) -> tuple[Alarms, Alarms, tuple[str, ...]]:
+    """Diagnose a run; return its alarms with its loss and without, and the kinds of its notes."""
+    with gyroscope.load(path) as run:
+        course = course_of(run)
     found = ordered(findings(course))
-    silent = replace(course, loss=np.empty(0), loss_steps=np.empty(0, dtype=np.int64))
-    default = ordered(findings(silent))
-    return Outcome(
-        case,
-        right,
-        injected.layers,
-        injected.since,
-        _alarms(found),
-        _alarms(default),
-        tuple(one.kind for one in found if not one.is_alarm),
+    silent = ordered(findings(replace(course, loss=np.empty(0), loss_steps=np.empty(0, dtype=np.int64))))
+    with_loss, without = (
+        tuple((one.kind, one.layers[:5], one.since) for one in each if one.is_alarm) for each in (found, silent)
     )
+    return with_loss, without, tuple(one.kind for one in found if not one.is_alarm)
 
 
 def prepared(case: Case) -> tuple[Scene, Injected | None]:
@@ -138,10 +141,7 @@ def prepared(case: Case) -> tuple[Scene, Injected | None]:
 
 def _trained(it: Scene, path: Path) -> float:
     """Train a scene under `watch`, and return its accuracy."""
-    made = it.build(it.model)
-    it.optimizers = made if isinstance(made, list) else [made]
-    for act in it.after_build:
-        act()
+    it.begin()
     torch.manual_seed(it.seed)
     with gyroscope.watch(it.model, it.optimizers, path) as monitor:
         train(it, each=lambda step, value: monitor.log(loss=value))
@@ -172,10 +172,6 @@ def _rank(rank: int, case: Case, ranks: int, meeting: str, path: Path) -> None:
         dist.destroy_process_group()
 
 
-def _alarms(found: Sequence[Finding]) -> tuple[tuple[str, tuple[str, ...], int | None], ...]:
-    return tuple((one.kind, one.layers[:5], one.since) for one in found if one.is_alarm)
-
-
 def run_all(chosen: Sequence[Case], *, jobs: int = 2, done: Callable[[Outcome], None] | None = None) -> list[Outcome]:
     """Evaluate cases in `jobs` processes; `done` is called with each outcome as it comes."""
     found: list[Outcome] = []
@@ -204,7 +200,7 @@ def read(path: Path) -> list[Outcome]:
 
 
 def _outcome(told: Mapping[str, Any]) -> Outcome:
-    def alarms(found: Iterable[Any]) -> tuple[tuple[str, tuple[str, ...], int | None], ...]:
+    def alarms(found: Iterable[Any]) -> Alarms:
         return tuple((kind, tuple(layers), since) for kind, layers, since in found)
 
     return Outcome(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from math import cos, pi
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 import gyroscope
 from gyroscope_lab.faults.injections import DATA_PARALLEL, Scene
-from gyroscope_lab.faults.networks import Characters, Recurrent
+from gyroscope_lab.faults.networks import Batch, Characters, Recurrent, loss
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,6 @@ def _healthy(name: str) -> Callable[[Callable[[Scene], bool]], Callable[[Scene],
     return register
 
 
-def _lr(it: Scene) -> float:
-    lr: float = it.network.optimizer([nn.Parameter(torch.zeros(1))]).defaults["lr"]
-    return lr
-
-
 @_healthy("as it is")
 def _plain(it: Scene) -> bool:
     return True
@@ -53,23 +49,21 @@ def _plain(it: Scene) -> bool:
 
 @_healthy("warm-up")
 def _warm(it: Scene) -> bool:
-    before = it.rate
-    it.rate = lambda step: before(step) * min(1.0, step / 60)
+    it.scale_rate(lambda step: min(1.0, step / 60))
     return True
 
 
 @_healthy("cosine to zero")
 def _cosine(it: Scene) -> bool:
-    before, steps = it.rate, it.network.steps
-    it.rate = lambda step: before(step) * 0.5 * (1 + cos(pi * step / (steps - 1)))
+    steps = it.network.steps
+    it.scale_rate(lambda step: 0.5 * (1 + cos(pi * step / (steps - 1))))
     return True
 
 
 @_healthy("small batches")
 def _small(it: Scene) -> bool:
     it.batches = _resized(it, 8)
-    before = it.rate
-    it.rate = lambda step: 0.3 * before(step)
+    it.scale_rate(lambda step: 0.3)
     return True
 
 
@@ -79,16 +73,13 @@ def _large(it: Scene) -> bool:
     return True
 
 
-def _resized(it: Scene, size: int) -> Any:
-    from dataclasses import replace
-
+def _resized(it: Scene, size: int) -> Iterator[Batch]:
     return replace(it.network, batch=size).batches(it.seed)
 
 
 @_healthy("three times the learning rate")
 def _faster(it: Scene) -> bool:
-    before = it.rate
-    it.rate = lambda step: 3 * before(step)
+    it.scale_rate(lambda step: 3)
     return it.network.name not in ("transformer", "vit", "mixer")  # those diverge without a longer warm-up
 
 
@@ -116,12 +107,10 @@ def _head(it: Scene) -> bool:
 
 @_healthy("backbone at a hundredth of the rate")
 def _discriminative(it: Scene) -> bool:
-    lr = _lr(it)
-
     def build(model: nn.Module) -> Optimizer:
         head = [p for n, p in model.named_parameters() if n == it.names[-1]]
         rest = [p for n, p in model.named_parameters() if n != it.names[-1]]
-        return it.network.optimizer([{"params": rest, "lr": 0.01 * lr}, {"params": head}])
+        return it.network.optimizer([{"params": rest, "lr": 0.01 * it.lr}, {"params": head}])
 
     it.build = build
     return True
@@ -227,18 +216,13 @@ def _dropout(it: Scene) -> bool:
 
 @_healthy("weight decay")
 def _decay(it: Scene) -> bool:
-    lr = _lr(it)
-    it.build = lambda model: torch.optim.AdamW(model.parameters(), lr=min(lr, 3e-3), weight_decay=0.1)
+    it.build = lambda model: torch.optim.AdamW(model.parameters(), lr=min(it.lr, 3e-3), weight_decay=0.1)
     return True
 
 
 @_healthy("label smoothing")
 def _smoothing(it: Scene) -> bool:
-    def smooth(outputs: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.flatten(0, 1) if y.ndim == 2 else outputs, y.flatten() if y.ndim == 2 else y,
-                               label_smoothing=0.1)  # fmt: skip
-
-    it.loss = smooth
+    it.loss = partial(loss, label_smoothing=0.1)
     return True
 
 

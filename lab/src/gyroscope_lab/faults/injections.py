@@ -40,8 +40,8 @@ class Scene:
         clears: whether gradients are cleared before each backward pass.
         ranks: the number of data-parallel processes that train.
         forward: the module that the forward pass calls instead of the model.
-        after_backward, before_step, after_step: functions of the step, called at these points.
-        trains: called before each forward pass; sets the mode of modules.
+        after_build: called once the optimizers are made.
+        before_forward, after_backward, after_step: functions of the step, called at these points.
     """
 
     network: Network
@@ -58,8 +58,8 @@ class Scene:
     ranks: int = 1
     forward: Callable[[Tensor], Tensor] | None = None
     after_build: list[Callable[[], None]] = field(default_factory=list)
-    after_backward: list[Act] = field(default_factory=list)
     before_forward: list[Act] = field(default_factory=list)
+    after_backward: list[Act] = field(default_factory=list)
     after_step: list[Act] = field(default_factory=list)
 
     def layer(self, name: str) -> nn.Parameter:
@@ -70,6 +70,24 @@ class Scene:
     def module(self, name: str) -> nn.Module:
         """The module that has a layer."""
         return self.model.get_submodule(name.rpartition(".")[0])
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the network's own optimizer."""
+        lr: float = self.network.optimizer([nn.Parameter(torch.zeros(1))]).defaults["lr"]
+        return lr
+
+    def scale_rate(self, factor: Callable[[int], float]) -> None:
+        """Multiply the learning rate at each step by a factor."""
+        before = self.rate
+        self.rate = lambda step: factor(step) * before(step)
+
+    def begin(self) -> None:
+        """Make the optimizers, now that the model is final."""
+        made = self.build(self.model)
+        self.optimizers = made if isinstance(made, list) else [made]
+        for act in self.after_build:
+            act()
 
 
 def scene(network: Network, seed: int) -> Scene:
@@ -262,23 +280,20 @@ def _clipped(it: Scene) -> Injected:
 
 @_fault("lr x 300", "updates", "too_fast", "not_finite", "dead_units", "at_chance")
 def _fast(it: Scene) -> Injected:
-    before = it.rate
-    it.rate = lambda step: 300 * before(step)
+    it.scale_rate(lambda step: 300)
     return Injected()
 
 
 @_fault("lr x 1e-4", "updates", "too_slow", "at_chance")
 def _slow(it: Scene) -> Injected:
-    before = it.rate
-    it.rate = lambda step: 1e-4 * before(step)
+    it.scale_rate(lambda step: 1e-4)
     return Injected()
 
 
 @_fault("lr of k x 1e-3", "updates", "slow_layer")
 def _slow_layer(it: Scene) -> Injected:
     k = _middle(it)
-    lr = it.network.optimizer([nn.Parameter(torch.zeros(1))]).defaults["lr"]
-    _groups(it, **{k: {"lr": 1e-3 * lr}})
+    _groups(it, **{k: {"lr": 1e-3 * it.lr}})
     return Injected((k,))
 
 
@@ -307,8 +322,8 @@ def _epsilon(it: Scene) -> Injected:
 
 @_fault("scheduler per batch", "updates", "schedule_collapsed")
 def _scheduler(it: Scene) -> Injected:
-    since, before = it.network.steps // 10, it.rate
-    it.rate = lambda step: before(step) * 0.9 ** max(0, step - since)
+    since = it.network.steps // 10
+    it.scale_rate(lambda step: 0.9 ** max(0, step - since))
     return Injected(since=since)
 
 

@@ -91,11 +91,11 @@ def masks() -> Batch:
     return x + 0.5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)), (x[:, 0] > 0).long()
 
 
-def loss(outputs: Tensor, y: Tensor) -> Tensor:
+def loss(outputs: Tensor, y: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of logits [N, ..., classes], or [N, classes, H, W] of pictures, in nats."""
     if y.ndim == 2:
         outputs = outputs.flatten(0, 1)
-    return F.cross_entropy(outputs, y.flatten() if y.ndim == 2 else y)
+    return F.cross_entropy(outputs, y.flatten() if y.ndim == 2 else y, label_smoothing=label_smoothing)
 
 
 def seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:

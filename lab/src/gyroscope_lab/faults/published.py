@@ -15,12 +15,11 @@ import json
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -29,8 +28,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
 import gyroscope
-from gyroscope.diagnosis import Finding, course_of, findings, ordered
 from gyroscope.errors import GyroscopeError, MonitorError
+from gyroscope_lab.faults.benchmark import Alarms, diagnosed
 from gyroscope_lab.faults.injections import Scene, accuracy, scene, train
 from gyroscope_lab.faults.networks import NETWORKS, Attention, Batch
 
@@ -267,8 +266,8 @@ def _one_example(it: Scene, faulty: bool) -> None:
 
 @_report("Transformers 33455", "the number of steps is computed wrongly, and the training ends early", "transformer")
 def _ends_early(it: Scene, faulty: bool) -> None:
-    steps, warm = it.network.steps, it.rate
-    it.rate = lambda step: warm(step) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    steps = it.network.steps
+    it.scale_rate(lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
     if faulty:
         it.network = replace(it.network, steps=steps // 3)
 
@@ -352,8 +351,6 @@ def _initialized_again(it: Scene, faulty: bool) -> None:
 
 # Diagnosis
 
-Alarms = tuple[tuple[str, tuple[str, ...], int | None], ...]
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -364,7 +361,7 @@ class Verdict:
         faulty: whether the bug was in it; False for its twin.
         seed: the seed of weights and batches.
         accuracy: the share of right answers on examples that were not trained on.
-        alarms: kind, layers and step of each alarm, the first one first, from a run with its loss.
+        alarms: the alarms from a run with its loss.
         alarms_default: the same, without the loss.
         notes: the kinds of the notes.
         refused: the error of `watch`, if it refused the objects. One that says that no optimizer holds a layer counts
@@ -401,16 +398,7 @@ def verdict(name: str, seed: int, *, faulty: bool, steps: int | None = None) -> 
         if refused is not None:
             alarms: Alarms = (("replaced", (), None),) if replaced else ()
             return Verdict(name, faulty, seed, right, alarms, alarms, refused=refused)
-        with gyroscope.load(Path(place) / "run") as run:
-            course = course_of(run)
-    found = ordered(findings(course))
-    silent = ordered(findings(replace(course, loss=np.empty(0), loss_steps=np.empty(0, dtype=np.int64))))
-    notes = tuple(one.kind for one in found if not one.is_alarm)
-    return Verdict(name, faulty, seed, right, _alarms(found), _alarms(silent), notes)
-
-
-def _alarms(found: Sequence[Finding]) -> Alarms:
-    return tuple((one.kind, one.layers[:5], one.since) for one in found if one.is_alarm)
+        return Verdict(name, faulty, seed, right, *diagnosed(Path(place) / "run"))
 
 
 def _train(rank: int, name: str, seed: int, faulty: bool, steps: int | None, place: str) -> None:
@@ -444,10 +432,7 @@ def prepared(name: str, seed: int, *, faulty: bool, steps: int | None = None, ra
     it = scene(network if steps is None else replace(network, steps=steps), seed)
     it.batches = it.network.batches(seed + 1000 * rank)
     report.prepare(it, faulty)
-    made = it.build(it.model)
-    it.optimizers = made if isinstance(made, list) else [made]
-    for act in it.after_build:
-        act()
+    it.begin()
     torch.manual_seed(seed)
     return it
 

@@ -70,9 +70,6 @@ class Score:
     step: Rate
 
 
-Alarms = Sequence[tuple[str, Sequence[str], int | None]]
-
-
 def score(outcomes: Iterable[Outcome], shows: Callable[[Case], bool], *, with_loss: bool = True) -> Score:
     """Return the scores of a diagnosis.
 
@@ -83,7 +80,7 @@ def score(outcomes: Iterable[Outcome], shows: Callable[[Case], bool], *, with_lo
     """
     tally: dict[str, list[bool]] = {name: [] for name in Score.__dataclass_fields__}
     for one in outcomes:
-        alarms: Alarms = one.alarms if with_loss else one.alarms_default
+        alarms = one.alarms if with_loss else one.alarms_default
         if one.case.fault is None:
             tally["false_alarms"].append(bool(alarms))
             tally["precision"] += [False for _ in alarms]

@@ -20,10 +20,10 @@ def require_images(channels: int, classes: int) -> None:
 
     >>> require_images(3, 0)
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: `channels` and `classes` must be whole numbers >= 1, got 3 and 0.
+    gyroscope_lab.errors.LabError: `channels` and `classes` must be whole numbers ≥ 1, got 3 and 0.
     """
     if min(channels, classes) < 1:
-        raise LabError(f"`channels` and `classes` must be whole numbers >= 1, got {channels} and {classes}.")
+        raise LabError(f"`channels` and `classes` must be whole numbers ≥ 1, got {channels} and {classes}.")
 
 
 def require_share(dropout: float) -> None:
@@ -31,10 +31,10 @@ def require_share(dropout: float) -> None:
 
     >>> require_share(1.0)
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: `dropout` must be a share >= 0 and < 1, got 1.0.
+    gyroscope_lab.errors.LabError: `dropout` must be a share ≥ 0 and < 1, got 1.0.
     """
     if not 0 <= dropout < 1:
-        raise LabError(f"`dropout` must be a share >= 0 and < 1, got {dropout}.")
+        raise LabError(f"`dropout` must be a share ≥ 0 and < 1, got {dropout}.")
 
 
 def conv3x3(channels: int, width: int, *, stride: int = 1, padding: int = 1) -> nn.Conv2d:

@@ -187,7 +187,7 @@ def vgg(
     torch.Size([2, 10])
     """
     if depth < 5:
-        raise LabError(f"`depth` must be a whole number >= 5 (one, one per stage, a classifier), got {depth}.")
+        raise LabError(f"`depth` must be a whole number ≥ 5 (one, one per stage, a classifier), got {depth}.")
     require_images(channels, classes)
     return initialized(
         lambda: _vgg(depth, channels, classes, batch_norm, affine, classifier_bias),

@@ -55,7 +55,7 @@ def gpt(
     """
     if min(vocab, context, width, depth, heads) < 1:
         given = f"vocab {vocab}, context {context}, width {width}, depth {depth}, heads {heads}"
-        raise LabError(f"All sizes of a transformer must be whole numbers >= 1, got {given}.")
+        raise LabError(f"All sizes of a transformer must be whole numbers ≥ 1, got {given}.")
     if width % heads:
         raise LabError(f"`width` must be a multiple of the {heads} heads, got {width}.")
     require_share(dropout)

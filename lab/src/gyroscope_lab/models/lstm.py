@@ -33,7 +33,7 @@ def lstm(
     """
     if min(vocab, width, depth) < 1:
         given = f"vocab {vocab}, width {width}, depth {depth}"
-        raise LabError(f"All sizes of a recurrent network must be whole numbers >= 1, got {given}.")
+        raise LabError(f"All sizes of a recurrent network must be whole numbers ≥ 1, got {given}.")
     require_share(dropout)
     with torch.random.fork_rng(devices=[]):
         model = LSTM(vocab, width, depth, tied=tied, dropout=dropout)

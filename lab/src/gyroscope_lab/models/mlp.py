@@ -69,7 +69,7 @@ def mlp(
     """
     if min(depth, width, inputs, classes) < 1:
         given = f"depth {depth}, width {width}, {inputs} inputs, {classes} classes"
-        raise LabError(f"All sizes of an MLP must be whole numbers >= 1, got {given}.")
+        raise LabError(f"All sizes of an MLP must be whole numbers ≥ 1, got {given}.")
     if gain not in ("ones", "uniform"):
         raise LabError(f"`gain` must be 'ones' or 'uniform', got {gain!r}.")
     if (affine and not batch_norm) or (gain == "uniform" and not affine):

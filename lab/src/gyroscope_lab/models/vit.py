@@ -47,7 +47,7 @@ def vit(
     require_images(channels, classes)
     if min(side, patch, width, depth, heads) < 1:
         given = f"side {side}, patch {patch}, width {width}, depth {depth}, heads {heads}"
-        raise LabError(f"All sizes of a transformer must be whole numbers >= 1, got {given}.")
+        raise LabError(f"All sizes of a transformer must be whole numbers ≥ 1, got {given}.")
     if width % heads:
         raise LabError(f"`width` must be a multiple of the {heads} heads, got {width}.")
     if side % patch:

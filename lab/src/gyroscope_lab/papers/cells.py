@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,9 +62,8 @@ class Cell:
 
     @property
     def rotation(self) -> npt.NDArray[np.float64]:
-        """Rotation curves [epochs + 1, layers]: the mean over seeds, as far as all of them went."""
-        epochs = min(len(result.rotation) for result in self.results)
-        return np.asarray(np.mean([result.rotation[:epochs] for result in self.results], axis=0))
+        """Rotation curves [epochs + 1, layers], the mean over seeds."""
+        return self.by_epoch("rotation")
 
     @property
     def final_rotation(self) -> npt.NDArray[np.float64]:
@@ -84,8 +83,13 @@ class Cell:
     @property
     def loss(self) -> npt.NDArray[np.float64]:
         """The training loss of each epoch, the mean over seeds."""
-        epochs = min(len(result.loss) for result in self.results)
-        return np.asarray(np.mean([result.loss[:epochs] for result in self.results], axis=0))
+        return self.by_epoch("loss")
+
+    def by_epoch(self, name: Literal["loss", "accuracy", "validation", "rotation"]) -> npt.NDArray[np.float64]:
+        """Return a curve of `Result` by its name: the mean over seeds, as far as all of them went."""
+        curves = [getattr(result, name) for result in self.results]
+        epochs = min(map(len, curves))
+        return np.asarray(np.mean([curve[:epochs] for curve in curves], axis=0))
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers as JSON holds them."""

@@ -6,21 +6,17 @@ which of them generalize. `run` trains them, and `about` has the words for the p
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isnan, nan
 from typing import Any
 
-import numpy as np
-import torch
-
-import gyroscope
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.recipes import layca
+from gyroscope_lab.papers.study import versions
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.task import Task
@@ -139,15 +135,6 @@ class Demo:
                 for cell in self.cells
             ],
         }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the software that made the numbers.
-
-    >>> list(versions())
-    ['gyroscope', 'torch', 'python']
-    """
-    return {"gyroscope": gyroscope.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def run(lab: Lab, *, seeds: Sequence[int], recipes: Sequence[Recipe] = RECIPES, task: Task = TASK) -> Demo:
@@ -288,10 +275,5 @@ def about(demo: Demo, *, command: str) -> list[str]:
 
 def _told(recipe: Recipe) -> float | None:
     """The paper's test accuracy for a configuration on C10-CNN1."""
-    known = "c10-cnn1"
-    if recipe.control is None:
-        told = paper.WEIGHT_DECAY[known] if recipe.weight_decay else paper.SGD_RATES[known][-1]
-        return paper.absolute(known, told)
-    if recipe.alpha:
-        return paper.by_alpha(known, recipe.alpha)
-    return paper.by_rate(known, round(np.log(recipe.rate) / np.log(3)))
+    alone = "SGD + L2" if recipe.weight_decay else "SGD 3^-1"
+    return paper.told("c10-cnn1", recipe.name if recipe.control else alone)

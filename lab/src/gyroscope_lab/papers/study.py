@@ -187,9 +187,7 @@ class Study:
             "study": self.name,
             "title": self.title,
             "scale": lab.scale,
-            "gyroscope": gyroscope.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            **versions(),
             "concluded_on": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
             "not_trained": self.not_trained(lab),
             "findings": [
@@ -218,6 +216,20 @@ class Study:
         parts += [f"## {table.title}\n\n{table.markdown()}" for table in report.tables]
         parts += [f"![{name}]({name}.png)" for name in report.figures]
         return "\n\n".join(parts) + "\n"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that made the numbers.
+
+    >>> list(versions())
+    ['gyroscope', 'torch', 'python']
+    """
+    return {"gyroscope": gyroscope.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def no_trials(lab: Lab) -> list[Trial]:
+    """Return no trials: for a study that measures, simulates, or trains in a way that no recipe describes."""
+    return []
 
 
 def _fit_heading(figure: Figure) -> None:

@@ -62,9 +62,9 @@ class Archive:
             return None
         except (OSError, ValueError, KeyError, TypeError, LabError) as error:
             said = str(error) if isinstance(error, LabError) else f"{path} cannot be read ({error})"
-            raise LabError(f"{said}; delete it to run the trial again") from error
+            raise LabError(f"{said}. Delete it to run the trial again.") from error
         if not describes(described, trial):
-            raise LabError(f"{path} holds the result of another trial; move it elsewhere to run this one")
+            raise LabError(f"{path} holds the result of another trial. Move it elsewhere to run this one.")
         return result
 
     def holds(self, trial: Trial) -> bool:
@@ -87,14 +87,14 @@ class Archive:
         where = self.folder(trial.source)
         if not where.exists():
             said = f"{trial.recipe.name} copies the rates of {trial.source.recipe.name}, which is not in {self.root}"
-            raise LabError(f"{said}; run that trial first, or pass both to run_trials")
+            raise LabError(f"{said}. Run that trial first, or pass both to run_trials.")
         try:
             return Rates.load(where / RATES)
         except ControlError as error:
-            raise LabError(f"{error} Delete {where} to run {trial.source.recipe.name} again") from error
+            raise LabError(f"{error} Delete {where} to run {trial.source.recipe.name} again.") from error
         except Exception as error:
             said = f"{where / RATES} cannot be read ({type(error).__name__}: {error})"
-            raise LabError(f"{said}; delete {where} to run {trial.source.recipe.name} again") from error
+            raise LabError(f"{said}. Delete {where} to run {trial.source.recipe.name} again.") from error
 
     def weights(self, trial: Trial) -> dict[str, dict[str, Tensor]]:
         """Return the weights that a trial with `keeps` kept: "initial" (its layers at the start) and "tested" (all)."""
@@ -102,10 +102,10 @@ class Archive:
         try:
             return checkpoint.read(path)
         except FileNotFoundError:
-            raise LabError(f"{path} does not exist; run the trial with keeps=True") from None
+            raise LabError(f"{path} does not exist. Run the trial with keeps=True.") from None
         except Exception as error:
             said = f"{path} cannot be read ({type(error).__name__}: {error})"
-            raise LabError(f"{said}; delete its folder to run the trial again") from error
+            raise LabError(f"{said}. Delete its folder to run the trial again.") from error
 
     @contextmanager
     def claimed(self, trial: Trial, *, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path]:
@@ -147,7 +147,7 @@ class OneFolder(Archive):
     ...     _ = run_one(mine.trial, mine)
     ...     OneFolder(f"{folder}/mine", Trial(digits, Recipe("SGD", 0.2)))
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: ...mine holds another training (digits: SGD, seed 0, rate 0.1); give another folder
+    gyroscope_lab.errors.LabError: ...mine holds another training (digits: SGD, seed 0, rate 0.1). Give another folder.
     """
 
     def __init__(self, folder: Path | str, trial: Trial) -> None:
@@ -155,7 +155,7 @@ class OneFolder(Archive):
         self.trial = trial
         there = self._there()
         if there is not None and not describes(there, trial):
-            raise LabError(f"{self.root} holds another training ({_described(there)}); give another folder")
+            raise LabError(f"{self.root} holds another training ({_described(there)}). Give another folder.")
 
     def folder(self, trial: Trial) -> Path:
         """The folder itself."""
@@ -174,7 +174,7 @@ class OneFolder(Archive):
                 return dict(run.meta["trial"])
         except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
             said = f"it holds no training of the laboratory ({type(error).__name__}: {error})"
-            raise LabError(f"{self.root} cannot be resumed: {said}; give another folder") from error
+            raise LabError(f"{self.root} cannot be resumed: {said}. Give another folder.") from error
 
 
 def _described(description: Any) -> str:

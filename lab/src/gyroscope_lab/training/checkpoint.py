@@ -43,7 +43,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         new.replace(folder / FILE)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
-        raise LabError(f"{new} cannot be written ({error}); the previous checkpoint, if any, is kept") from error
+        raise LabError(f"{new} cannot be written ({error}). The previous checkpoint, if any, is kept.") from error
 
 
 def load(folder: Path, *, key: str) -> dict[str, Any] | None:
@@ -56,10 +56,10 @@ def load(folder: Path, *, key: str) -> dict[str, Any] | None:
         found = state["key"]
     except Exception as error:
         raise LabError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); delete it to train from the start"
+            f"{path} cannot be read ({type(error).__name__}: {error}). Delete it to train from the start."
         ) from error
     if found != key:
-        raise LabError(f"{path} belongs to another trial; delete it to train from the start")
+        raise LabError(f"{path} belongs to another trial. Delete it to train from the start.")
     return state
 
 
@@ -90,7 +90,7 @@ def recorded(monitor: Monitor) -> None:
         if monitor.error is not None:
             raise monitor.error
     except Exception as error:
-        raise LabError(f"the run in {monitor.path} cannot be recorded ({type(error).__name__}: {error})") from error
+        raise LabError(f"The run in {monitor.path} cannot be recorded ({type(error).__name__}: {error}).") from error
 
 
 @contextmanager
@@ -100,13 +100,13 @@ def resumed(folder: Path) -> Iterator[None]:
     >>> with resumed(Path("runs/a")):
     ...     {}["epoch"]
     Traceback (most recent call last):
-    gyroscope_lab.errors.LabError: runs/a/checkpoint.pt cannot be resumed (KeyError: 'epoch'); delete it to train ...
+    gyroscope_lab.errors.LabError: runs/a/checkpoint.pt cannot be resumed (KeyError: 'epoch'). Delete it to train ...
     """
     try:
         yield
     except Exception as error:
         raise LabError(
-            f"{folder / FILE} cannot be resumed ({type(error).__name__}: {error}); delete it to train from the start"
+            f"{folder / FILE} cannot be resumed ({type(error).__name__}: {error}). Delete it to train from the start."
         ) from error
 
 

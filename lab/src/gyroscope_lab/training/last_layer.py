@@ -52,10 +52,10 @@ def followed(folder: Path | str) -> Followed:
     try:
         return Followed(**dict(zip(_COLUMNS, read_last_layer(path, _COLUMNS), strict=True)))
     except FileNotFoundError as error:
-        raise LabError(f"{path} does not exist: only trials with follows=True follow the last layer") from error
+        raise LabError(f"{path} does not exist. Train with follows=True to follow the last layer.") from error
     except Exception as error:
         # A damaged file can raise any of many errors.
-        raise LabError(f"{path} cannot be read ({error}); delete the trial's folder to train it again") from error
+        raise LabError(f"{path} cannot be read ({error}). Delete the trial's folder to train it again.") from error
 
 
 class LastLayer:

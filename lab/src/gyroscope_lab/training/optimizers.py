@@ -7,19 +7,20 @@ needs them: `pip install 'gyroscope-lab[untuned]'`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from gyroscope.base import required
 from gyroscope.control import Joint, steer
-from gyroscope.errors import MissingExtraError
 from gyroscope.layers import layers
 
 if TYPE_CHECKING:
     from gyroscope_lab.training.recipe import Recipe
+
+_EXTRA = "gyroscope-lab[untuned]"
 
 
 def steered(recipe: Recipe, model: nn.Module) -> Optimizer:
@@ -86,13 +87,13 @@ def nadamw(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 def schedule_free(recipe: Recipe, model: nn.Module) -> Optimizer:
     """Return Schedule-Free AdamW, which keeps its rate and averages weights instead; it swaps them to evaluate."""
-    kind = _imported("schedulefree").AdamWScheduleFree
+    kind = required("schedulefree", "This recipe", _EXTRA).AdamWScheduleFree
     return _made(kind, model, lr=recipe.rate, weight_decay=recipe.weight_decay, **dict(recipe.options))
 
 
 def prodigy(recipe: Recipe, model: nn.Module) -> Optimizer:
     """Return Prodigy, which estimates its rate; the recipe's rate, usually 1, is a factor of that."""
-    kind = _imported("prodigyopt").Prodigy
+    kind = required("prodigyopt", "This recipe", _EXTRA).Prodigy
     return _made(kind, model, lr=recipe.rate, weight_decay=recipe.weight_decay, **dict(recipe.options))
 
 
@@ -119,10 +120,3 @@ def _decayed(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
 
 def _made(kind: Callable[..., Optimizer], model: nn.Module, **options: Any) -> Optimizer:
     return kind([p for p in model.parameters() if p.requires_grad], **options)
-
-
-def _imported(package: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise MissingExtraError(f"this recipe needs {package}: pip install 'gyroscope-lab[untuned]'") from error

@@ -115,7 +115,7 @@ class Recipe:
             raise LabError(f"`control` must be None or one of {', '.join(CONTROLS)}, got {self.control!r}.")
         for name in ("rate", "weight_decay"):
             if not 0 <= getattr(self, name) < inf:
-                raise LabError(f"`{name}` must be a finite number >= 0, got {getattr(self, name)}.")
+                raise LabError(f"`{name}` must be a finite number ≥ 0, got {getattr(self, name)}.")
         if not 0 < self.scale < inf:
             raise LabError(f"`scale` must be a finite number > 0, got {self.scale}.")
         if not -1 <= self.alpha <= 1:
@@ -129,16 +129,16 @@ class Recipe:
             not 0 <= self.eps < inf or registered or "eps" not in OPTIMIZERS[self.optimizer][1]
         ):
             those = ", ".join(name for name, (_, constants) in OPTIMIZERS.items() if "eps" in constants)
-            raise LabError(f"`eps` must be a number >= 0, for {those}, got {self.eps} for {self.optimizer}.")
+            raise LabError(f"`eps` must be a number ≥ 0, for {those}, got {self.eps} for {self.optimizer}.")
         if self.copies is not None and (self.control != "layca" or not self.copies.records):
-            raise LabError("a recipe that copies needs control='layca', and records=True in the recipe that it copies")
+            raise LabError("`copies` needs control='layca', and a recipe with records=True.")
         if self.copies is not None and (self.alpha != 0.0 or self.others != "frozen"):
             # The rate is then 1, which does not suit biases; and the copied rates replace those of alpha.
-            raise LabError("a recipe that copies only repeats the recorded rotations; leave alpha and others out")
+            raise LabError("`alpha` and `others` must be left out with `copies`, which repeats the recorded rotations.")
 
     def _check_momentum(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise LabError(f"`momentum` must be a number >= 0 and < 1, got {self.momentum}.")
+            raise LabError(f"`momentum` must be a number ≥ 0 and < 1, got {self.momentum}.")
         if self.momentum and self.optimizer not in _MOMENTUM and self.optimizer not in _REGISTERED:
             raise LabError(
                 f"`momentum` must be 0 for {self.optimizer}, got {self.momentum}: only {', '.join(_MOMENTUM)} take one."

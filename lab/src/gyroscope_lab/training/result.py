@@ -146,7 +146,7 @@ class Result:
             _ = [sum(row, start=found.train_accuracy + found.test_accuracy) for row in rows]
             return found
         except (TypeError, ValueError, AttributeError, KeyError, zlib.error) as error:
-            raise LabError(f"{where} does not hold the result of a trial: {error}") from error
+            raise LabError(f"{where} does not hold the result of a trial ({error})") from error
 
     def write(self, path: Path, trial: dict[str, Any], *, small: bool = False) -> None:
         """Write the result and the trial's description to a file, which is replaced atomically.

@@ -46,7 +46,7 @@ class Schedule:
         require_kinds(self)
         for name, least in (("epochs", 1), ("batch", 1), ("passes", 1), ("drawn", 0)):
             if getattr(self, name) < least:
-                raise LabError(f"`{name}` must be a whole number >= {least}, got {getattr(self, name)}.")
+                raise LabError(f"`{name}` must be a whole number ≥ {least}, got {getattr(self, name)}.")
         if not all(0 <= cut <= 1 for cut in self.cuts):
             raise LabError(f"`cuts` must be shares of all epochs, from 0 to 1, got {self.cuts}. Try (0.8, 0.9).")
         if self.cosine and self.cuts:
@@ -54,7 +54,7 @@ class Schedule:
         if not 0 < self.factor < inf:
             raise LabError(f"`factor` must be a finite number > 0, got {self.factor}.")
         if not 0 <= self.warmup < inf:
-            raise LabError(f"`warmup` must be a finite number of epochs >= 0, got {self.warmup}.")
+            raise LabError(f"`warmup` must be a finite number of epochs ≥ 0, got {self.warmup}.")
 
     @property
     def milestones(self) -> list[int]:

@@ -84,8 +84,8 @@ class Spread(Training):
         if smallest < self.ranks:
             raise LabError(
                 f"{self.ranks} processes cannot share a batch of {smallest}, the smallest of an epoch of {examples} "
-                f"examples by {trial.schedule.batch}; start at most {smallest}, change the batch, or leave the last "
-                "one of an epoch out: drop_last=True"
+                f"examples by {trial.schedule.batch}. Start at most {smallest}, change the batch, or leave out the "
+                "last one of an epoch (drop_last=True)."
             )
         super().__init__(trial, split, **options)
         if parallel == "ddp":

@@ -67,20 +67,20 @@ class Task:
         gyroscope_lab.errors.LabError: digits tests the weights of the best validation accuracy, but no examples are ...
         """
         if not len(split.y_train):
-            raise LabError(f"{self.name} has no examples to train on")
+            raise LabError(f"{self.name} has no examples to train on.")
         # Checked here, because a label out of range ends the process on a GPU.
         most = max(int(y.max()) for y in (split.y_train, split.y_test, split.y_val) if y is not None and len(y)) + 1
         told = models.defaults(self.model) | dict(self.options)
         for option in ("classes", "vocab"):
             if most > told.get(option, most):
                 raise LabError(
-                    f"{self.name} has labels up to {most - 1}, and {self.model} is made for {told[option]} {option}; "
-                    f'give the task options=(("{option}", {most}), ...)'
+                    f"{self.name} has labels up to {most - 1}, and {self.model} is made for {told[option]} {option}. "
+                    f'Give the task options=(("{option}", {most}), ...).'
                 )
         if self.tests == "best" and split.x_val is None:
             raise LabError(
-                f"{self.name} tests the weights of the best validation accuracy, but no examples are held out; hold "
-                "some out (validation=0.1), or test the last weights: tests='last'"
+                f"{self.name} tests the weights of the best validation accuracy, but no examples are held out. Hold "
+                "some out (validation=0.1), or test the last weights (tests='last')."
             )
 
     def network(self, seed: int) -> nn.Module:

@@ -12,6 +12,14 @@ from gyroscope_lab.training.task import Task
 
 _CIFAR_10 = Source("cifar-10", validation=0.1)
 _CIFAR_100 = Source("cifar-100", validation=0.1)
+_CNN1 = Task(
+    "c10-cnn1",
+    _CIFAR_10,
+    "c10-cnn1",
+    schedule=Schedule(epochs=100, batch=128, cuts=(0.8, 0.9, 0.97)),
+    stop_at=1e-4,
+    fails=(7, 0.2),
+)
 _DIGITS = Task("digits", Source("digits"), "digits-cnn")
 # The schedule of the conditioning paper: the rate is cut at the start of the 80th and the 120th epoch.
 _VERY_DEEP = Schedule(epochs=160, batch=128, cuts=(79 / 160, 119 / 160), factor=10.0, drop_last=True, restarts=True)
@@ -21,22 +29,8 @@ _ALIKE = Augmentation(per="batch", fill="reflect", rounding="uniform", half=True
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task(
-            "c10-cnn1",
-            _CIFAR_10,
-            "c10-cnn1",
-            schedule=Schedule(epochs=100, batch=128, cuts=(0.8, 0.9, 0.97)),
-            stop_at=1e-4,
-            fails=(7, 0.2),
-        ),
-        Task(
-            "c10-cnn1-light",
-            _CIFAR_10,
-            "c10-cnn1-light",
-            schedule=Schedule(epochs=100, batch=128, cuts=(0.8, 0.9, 0.97)),
-            stop_at=1e-4,
-            fails=(7, 0.2),
-        ),
+        _CNN1,
+        replace(_CNN1, name="c10-cnn1-light", model="c10-cnn1-light"),
         Task(
             "c100-resnet",
             _CIFAR_100,

@@ -66,7 +66,7 @@ class Trial:
             value = getattr(self, name)
             # True equals 1, and 2.5 would give another key.
             if value is not None and (type(value) is not int or value < 1):
-                raise LabError(f"`{name}` must be a whole number of steps >= 1, or None for {none}, got {value!r}.")
+                raise LabError(f"`{name}` must be a whole number of steps ≥ 1, or None for {none}, got {value!r}.")
         for name in ("keeps", "follows"):
             if type(getattr(self, name)) is not bool:
                 raise LabError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
@@ -77,12 +77,17 @@ class Trial:
             json.dumps(_as_dict(self), allow_nan=False, default=_as_dict)
         except (TypeError, ValueError) as error:
             said = f"{self.recipe.name} on {self.task.name} cannot be kept as JSON: {error}"
-            raise LabError(f"{said}; options must be text, True, False and finite numbers") from error
+            raise LabError(f"{said}. Options must be text, True, False and finite numbers.") from error
 
     @property
     def schedule(self) -> Schedule:
         """The task's schedule."""
         return self.task.schedule
+
+    @property
+    def title(self) -> str:
+        """The names of its task and recipe, and its seed."""
+        return f"{self.task.name}: {self.recipe.name}, seed {self.seed}"
 
     @cached_property
     def key(self) -> str:

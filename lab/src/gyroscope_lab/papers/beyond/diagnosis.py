@@ -1,4 +1,4 @@
-"""How often a diagnosis is right, on faults that were put into small networks and on healthy trainings.
+"""The share of right diagnoses, on faults that were put into small networks and on healthy trainings.
 
 The cases are those of `gyroscope benchmark diagnosis`. The verdicts are kept in the archive, one per line, and cases
 that are there are not trained again.
@@ -14,7 +14,7 @@ from gyroscope_lab.errors import LabError
 from gyroscope_lab.faults.benchmark import SUBSET, Case, Outcome, cases, continued, read
 from gyroscope_lab.faults.injections import FAULTS
 from gyroscope_lab.faults.score import Rate, Score, score, showing
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ STUDIES = (
     Study(
         "beyond/diagnosis",
         "Faults in small networks: how often the diagnosis is right",
-        lambda lab: (),
+        no_trials,
         conclude,
         beside={"small": 2400.0},
     ),

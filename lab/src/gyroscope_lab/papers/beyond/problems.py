@@ -209,6 +209,29 @@ def standard_error(*cells: Cell) -> float:
     return sqrt(sum((deviation(cell) or 0.0) ** 2 / len(cell.results) for cell in cells))
 
 
+@dataclass(frozen=True)
+class Gain:
+    """The gain of a change to a training, in points or nats.
+
+    Attributes:
+        without: the cell without the change.
+        changed: the cell with it.
+    """
+
+    without: Cell
+    changed: Cell
+
+    @property
+    def value(self) -> float:
+        """By how much the score falls, the lower the better."""
+        return score(self.without) - score(self.changed)
+
+    @property
+    def noise(self) -> float:
+        """The standard error of the gain over seeds; 0 for one seed."""
+        return standard_error(self.without, self.changed)
+
+
 def decided(lab: Lab, cells: Sequence[Cell]) -> bool:
     """Return whether a verdict can rest on these cells: each has three seeds, and this is not a smoke test."""
     return lab.scale != "smoke" and all(len(cell.results) >= len(seeds(lab)) for cell in cells)

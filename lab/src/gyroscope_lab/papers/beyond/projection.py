@@ -18,17 +18,17 @@ from gyroscope_lab.papers.beyond.problems import (
     LSTM,
     RATES,
     VIT,
+    Gain,
     Problem,
     decided,
     raw,
     score,
     seeds,
-    standard_error,
     steered,
     tolerance,
     unit,
 )
-from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.cells import cells, some
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.trial import Trial
 
@@ -44,30 +44,18 @@ CHANCE = 0.2
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A preset on a problem, with operation 1 and without."""
+class Pair(Gain):
+    """A preset on a problem, without operation 1 and with it."""
 
     problem: Problem
     inner: str
     norms: str
-    on: Cell
-    off: Cell
-
-    @property
-    def gain(self) -> float:
-        """What operation 1 gains, in points or nats."""
-        return score(self.off) - score(self.on)
-
-    @property
-    def noise(self) -> float:
-        """The standard error of the gain over seeds; 0 for one seed."""
-        return standard_error(self.on, self.off)
 
     @property
     def counts(self) -> bool:
         """True if the gain, or loss, exceeds the tolerance and twice its standard error; False for one seed."""
-        one = min(len(self.on.results), len(self.off.results)) == 1
-        return not one and abs(self.gain) > max(tolerance(self.on.task), 2 * self.noise)
+        one = min(len(self.without.results), len(self.changed.results)) == 1
+        return not one and abs(self.value) > max(tolerance(self.changed.task), 2 * self.noise)
 
 
 def _presets(problem: Problem) -> list[str]:
@@ -102,23 +90,22 @@ def conclude(lab: Lab) -> Report:
             for norms in NORMS:
                 on, off = (found.get((task, steered(inner, **options))) for options in _both(norms))
                 if on is not None and off is not None:
-                    pairs.append(Pair(problem, inner, norms, on, off))
+                    pairs.append(Pair(off, on, problem, inner, norms))
     some(pairs)
     return Report(
         {"figure": _draw(pairs)},
         (_table(pairs),),
         tuple(_verdicts(lab, pairs)),
-        {"cells": [raw(cell) for pair in pairs for cell in (pair.on, pair.off)]},
+        {"cells": [raw(cell) for pair in pairs for cell in (pair.changed, pair.without)]},
     )
 
 
 def _table(pairs: Sequence[Pair]) -> Table:
     rows = []
     for pair in pairs:
-        its = f"{pair.gain:+.3f}", f"{pair.noise:.3f}", unit(pair.on.task), "yes" if pair.counts else "no"
-        rows.append(
-            (pair.problem.name, pair.inner, pair.norms, f"{score(pair.on):.3f}", f"{score(pair.off):.3f}", *its)
-        )
+        scores = f"{score(pair.changed):.3f}", f"{score(pair.without):.3f}", f"{pair.value:+.3f}", f"{pair.noise:.3f}"
+        told = unit(pair.changed.task), "yes" if pair.counts else "no"
+        rows.append((pair.problem.name, pair.inner, pair.norms, *scores, *told))
     columns = (
         "problem",
         "preset",
@@ -136,10 +123,10 @@ def _table(pairs: Sequence[Pair]) -> Table:
 
 def _verdicts(lab: Lab, pairs: Sequence[Pair]) -> list[Verdict]:
     """Conclude from the pairs that have all their seeds; from all pairs, and nothing, if none has."""
-    sure = [pair for pair in pairs if decided(lab, (pair.on, pair.off))]
+    sure = [pair for pair in pairs if decided(lab, (pair.changed, pair.without))]
     known, pairs = bool(sure), sure or pairs
-    better = [pair for pair in pairs if pair.counts and pair.gain > 0]
-    worse = [pair for pair in pairs if pair.counts and pair.gain < 0]
+    better = [pair for pair in pairs if pair.counts and pair.value > 0]
+    worse = [pair for pair in pairs if pair.counts and pair.value < 0]
     few = CHANCE * len(pairs)
     here = f"better in {len(better)}, worse in {len(worse)}, no difference in {len(pairs) - len(better) - len(worse)}"
     return [
@@ -162,20 +149,20 @@ def _draw(pairs: Sequence[Pair]) -> Figure:
     """Draw the gain of operation 1, images and texts in a panel each."""
     from matplotlib.figure import Figure
 
-    parts = [[pair for pair in pairs if pair.on.task.source.is_text is text] for text in (False, True)]
+    parts = [[pair for pair in pairs if pair.changed.task.source.is_text is text] for text in (False, True)]
     parts = [its for its in parts if its]
     figure = Figure(figsize=(4.4 * len(parts), 0.9 + 0.26 * max(map(len, parts))), layout="constrained")
     axes = figure.subplots(1, len(parts), squeeze=False)[0]
     for ax, its in zip(axes, parts, strict=True):
-        most = tolerance(its[0].on.task)
+        most = tolerance(its[0].changed.task)
         ax.axvspan(-most, most, color="0.93")
         ax.axvline(0, color="0.5", linewidth=0.8)
         for place, pair in enumerate(reversed(its)):
-            color = "C0" if pair.counts and pair.gain > 0 else "C3" if pair.counts else "0.4"
-            ax.errorbar(pair.gain, place, xerr=2 * pair.noise, fmt="o", color=color, markersize=4, linewidth=1)
+            color = "C0" if pair.counts and pair.value > 0 else "C3" if pair.counts else "0.4"
+            ax.errorbar(pair.value, place, xerr=2 * pair.noise, fmt="o", color=color, markersize=4, linewidth=1)
         names = [f"{pair.problem.name}, {pair.inner}, norms {pair.norms}" for pair in reversed(its)]
         ax.set_yticks(range(len(its)), names, fontsize=8)
-        ax.set_xlabel(f"gain ({unit(its[0].on.task)}, ± two standard errors)", fontsize=8)
+        ax.set_xlabel(f"gain ({unit(its[0].changed.task)}, ± two standard errors)", fontsize=8)
         ax.spines[["top", "right"]].set_visible(False)
     figure.suptitle("Operation 1: better to the right (gray: no difference)")
     return figure

@@ -20,12 +20,12 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.beyond.problems import (
     GPT,
     NATS,
+    Gain,
     adamw,
     decided,
     raw,
     score,
     seeds,
-    standard_error,
     steered,
     warmed,
 )
@@ -95,22 +95,10 @@ def trials(lab: Lab) -> list[Trial]:
 
 
 @dataclass(frozen=True)
-class Gain:
+class WarmUp(Gain):
     """A recipe on a transformer, without a warm-up and with one."""
 
     kind: str
-    without: Cell
-    warm: Cell
-
-    @property
-    def value(self) -> float:
-        """What the warm-up gains, in nats."""
-        return score(self.without) - score(self.warm)
-
-    @property
-    def noise(self) -> float:
-        """The standard error of the gain over seeds; 0 for one seed."""
-        return standard_error(self.without, self.warm)
 
     @property
     def needed(self) -> bool:
@@ -123,7 +111,7 @@ class Gain:
         return self.without.recipe.optimizer == "steer"
 
 
-def gains(lab: Lab) -> list[Gain]:
+def gains(lab: Lab) -> list[WarmUp]:
     """Return what a warm-up gains, for each transformer and recipe of which both trainings are known."""
     found = {(cell.task, cell.recipe): cell for cell in cells(lab, transformers(lab))}
     result = []
@@ -132,7 +120,7 @@ def gains(lab: Lab) -> list[Gain]:
         for recipe in recipes(lab, task):
             without, warm = (found.get((its, recipe)) for its in (task, warmed(task, SHARE)))
             if without is not None and warm is not None:
-                result.append(Gain(kind, without, warm))
+                result.append(WarmUp(without, warm, kind))
     return result
 
 
@@ -145,19 +133,19 @@ def conclude(lab: Lab) -> Report:
         (_table(its), _of_residual(deep)),
         (*_verdicts(lab, its), *_cures(lab, deep)),
         {
-            "transformers": [raw(cell) for gain in its for cell in (gain.without, gain.warm)],
+            "transformers": [raw(cell) for gain in its for cell in (gain.without, gain.changed)],
             "residual": [cell.numbers() for cell in deep],
         },
     )
 
 
-def _table(its: Sequence[Gain]) -> Table:
+def _table(its: Sequence[WarmUp]) -> Table:
     rows = tuple(
         (
             gain.kind,
             gain.without.recipe.name,
             f"{score(gain.without):.3f}",
-            f"{score(gain.warm):.3f}",
+            f"{score(gain.changed):.3f}",
             f"{gain.value:+.3f}",
             f"{gain.noise:.3f}",
             "yes" if gain.needed else "no",
@@ -184,12 +172,12 @@ def _named(cell: Cell) -> str:
     return f"{network}, {cell.recipe.name}: {cure or 'no cure'}"
 
 
-def _verdicts(lab: Lab, its: Sequence[Gain]) -> list[Verdict]:
+def _verdicts(lab: Lab, its: Sequence[WarmUp]) -> list[Verdict]:
     if len(its) < len(_KINDS) * len(recipes(lab, transformer(lab, "pre-LN"))):
         return []
-    known = decided(lab, [cell for gain in its for cell in (gain.without, gain.warm)])
+    known = decided(lab, [cell for gain in its for cell in (gain.without, gain.changed)])
 
-    def told(chosen: Sequence[Gain]) -> str:
+    def told(chosen: Sequence[WarmUp]) -> str:
         return ", ".join(f"{gain.kind} {gain.without.recipe.name} {gain.value:+.3f}" for gain in chosen) + " nats"
 
     plain = [gain for gain in its if not gain.is_steered]
@@ -227,7 +215,7 @@ def _cures(lab: Lab, deep: Sequence[Cell]) -> list[Verdict]:
     return [Verdict(says, "the papers do not compare", here, holds if known else None)]
 
 
-def _draw(its: Sequence[Gain], deep: Sequence[Cell]) -> Figure:
+def _draw(its: Sequence[WarmUp], deep: Sequence[Cell]) -> Figure:
     """Draw what a warm-up gains, and the training accuracy of the residual networks over the first epochs."""
     from matplotlib.figure import Figure
 
@@ -245,7 +233,7 @@ def _draw(its: Sequence[Gain], deep: Sequence[Cell]) -> Figure:
     return figure
 
 
-def _draw_gains(ax: Axes, its: Sequence[Gain]) -> None:
+def _draw_gains(ax: Axes, its: Sequence[WarmUp]) -> None:
     ax.axvspan(-NATS, NATS, color="0.93")
     ax.axvline(0, color="0.5", linewidth=0.8)
     for place, gain in enumerate(reversed(its)):

@@ -29,8 +29,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.at_hand import at_hand
 from gyroscope_lab.papers.conditioning.exact_spectra import Choices, Line, Plan, measure, network, small_images
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
-from gyroscope_lab.training.trial import Trial
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -416,10 +415,6 @@ def _title(measured: Spectra) -> str:
     return f"Figure {figure}: {depth} layers of {width} units, {said}, at initialization"
 
 
-def _no_trials(lab: Lab) -> list[Trial]:
-    return []
-
-
 def _conclude(figure: str) -> Callable[[Lab], Report]:
     def conclude(lab: Lab) -> Report:
         # The report says where digits stand in. At full scale they do so only if no folder of MNIST is named at all.
@@ -431,6 +426,6 @@ def _conclude(figure: str) -> Callable[[Lab], Report]:
 
 
 STUDIES = tuple(
-    Study(f"conditioning/{name}", title, _no_trials, _conclude(name), beside=_SECONDS[name])
+    Study(f"conditioning/{name}", title, no_trials, _conclude(name), beside=_SECONDS[name])
     for name, title in TITLES.items()
 )

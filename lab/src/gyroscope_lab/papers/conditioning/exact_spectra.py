@@ -23,7 +23,6 @@ from gyroscope.passes import network as function_of
 from gyroscope_lab import models
 from gyroscope_lab.data.digits import stored_digits
 from gyroscope_lab.data.mnist import mnist
-from gyroscope_lab.data.resize import center_crop, resize
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.models.mlp import Gain
 
@@ -130,6 +129,36 @@ def small_images(
 def _mnist(folder: Path | str, crop: int) -> tuple[torch.Tensor, torch.Tensor]:
     split = mnist(folder)
     return center_crop(split.x_train, crop), split.y_train
+
+
+def center_crop(images: torch.Tensor, side: int) -> torch.Tensor:
+    """Return the middle `side`×`side` pixels of `images`, [..., height, width].
+
+    If they cannot be exactly in the middle, they are shifted by half a pixel to the top and left.
+
+    >>> center_crop(torch.arange(16).reshape(4, 4), 2)
+    tensor([[ 5,  6],
+            [ 9, 10]])
+    """
+    height, width = images.shape[-2:]
+    if not 1 <= side <= min(height, width):
+        raise LabError(f"`side` must be from 1 to {min(height, width)} for images of {height}×{width}, got {side}.")
+    top, left = (height - side) // 2, (width - side) // 2
+    return images[..., top : top + side, left : left + side]
+
+
+def resize(images: torch.Tensor, side: int) -> torch.Tensor:
+    """Return `images`, [N, channels, height, width], with `side`×`side` pixels.
+
+    Pixels are interpolated linearly in both directions, with antialiasing if the image shrinks. This preserves the
+    brightness and the range.
+
+    >>> resize(torch.ones(1, 1, 8, 8), 12).shape
+    torch.Size([1, 1, 12, 12])
+    """
+    if side < 1:
+        raise LabError(f"`side` must be a whole number ≥ 1, got {side}.")
+    return F.interpolate(images, size=(side, side), mode="bilinear", antialias=True, align_corners=False)
 
 
 def _digits() -> tuple[torch.Tensor, torch.Tensor]:

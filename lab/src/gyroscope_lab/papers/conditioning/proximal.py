@@ -32,8 +32,7 @@ from gyroscope.conditioning.fisher import fisher
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.models.mlp import mlp
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
-from gyroscope_lab.training.trial import Trial
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -228,11 +227,6 @@ def violations(penalties: Sequence[float] = _PENALTIES) -> list[tuple[float, flo
         found.append((penalty, float((z - f).norm()), float(plain(start))))
     minimum = float(plain(least(plain, start)))
     return [(penalty, distance, loss / minimum - 1) for penalty, distance, loss in found]
-
-
-def no_trials(lab: Lab) -> list[Trial]:
-    """Return no trials: networks of a few hundred weights are measured, and one is trained by hand."""
-    return []
 
 
 def conclude(lab: Lab) -> Report:

@@ -23,8 +23,7 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import pixels
 from gyroscope_lab.papers.dynamics.measurements import followed, gain, kept, mean_curve, training_of
-from gyroscope_lab.papers.dynamics.schedules import nothing_trained
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import OPTIMIZERS, Recipe, register
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -287,6 +286,6 @@ def conclude(lab: Lab) -> Report:
 
 
 STUDIES = (
-    Study("dynamics/adagrad", "Section 2: Adagrad's implicit 1/√k in a real training", nothing_trained, conclude,
+    Study("dynamics/adagrad", "Section 2: Adagrad's implicit 1/√k in a real training", no_trials, conclude,
           seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

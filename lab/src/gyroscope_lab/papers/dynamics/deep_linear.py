@@ -194,7 +194,7 @@ def threshold(decay: float, depth: int) -> float:
     """
     _check_depth(depth)
     if not 0 <= decay < inf:
-        raise LabError(f"`decay` must be a finite number >= 0, got {decay!r}.")
+        raise LabError(f"`decay` must be a finite number ≥ 0, got {decay!r}.")
     if depth == 1 or decay == 0:
         return 0.0
     if depth == 2:
@@ -216,7 +216,7 @@ def _check_matrix(w: Tensor) -> None:
 
 def _check_depth(depth: int) -> None:
     if depth < 1:
-        raise LabError(f"`depth` must be a whole number >= 1, got {depth!r}.")
+        raise LabError(f"`depth` must be a whole number ≥ 1, got {depth!r}.")
 
 
 def _check_factors(factors: Sequence[Tensor]) -> None:

@@ -29,11 +29,9 @@ from gyroscope.base import write_whole
 from gyroscope.theory import effective_lr, shrinkage, undo_decay
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.engine.run_one import loaded
+from gyroscope_lab.engine.run_one import loaded, one_thread
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.dynamics.measurements import one_thread
-from gyroscope_lab.papers.dynamics.schedules import nothing_trained
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
@@ -133,7 +131,7 @@ class Twins:
             kept: dict[str, Any] = json.loads(path.read_text())
             return cls(**kept | {name: tuple(kept[name]) for name in ("norms", "rates", "tests")})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LabError(f"{path} cannot be read ({error}); delete it to train again") from error
+            raise LabError(f"{path} cannot be read ({error}). Delete it to train again.") from error
 
 
 def key(setting: Setting, way: Way) -> str:
@@ -155,7 +153,7 @@ def train(setting: Setting, way: Way, split: Split, *, device: str = "cpu") -> C
     >>> train(Setting("digits", 64, 8, 0.3, 0.03, steps=20), "exponential", split).rates.round(3).tolist()
     [0.303, 0.363, 0.435]
     """
-    with one_thread(torch.device(device)):
+    with one_thread():
         if not setting.before:
             return _train(setting, way, split, device)[0]
         _, model = _train(replace(setting, steps=setting.before, every=setting.before), "decay", split, device)
@@ -247,7 +245,7 @@ def compare(setting: Setting, first: Course, second: Course) -> Twins:
     largest = first.outputs.abs().flatten(1).max(dim=1).values
     apart = (first.outputs - second.outputs).abs().flatten(1).max(dim=1).values / largest
     if not bool(apart.isfinite().all()):
-        raise LabError(f"the outputs of a training with {setting} are not finite; take fewer steps, or less decay")
+        raise LabError(f"The outputs of a training with {setting} are not finite. Take fewer steps, or less decay.")
     same = first.outputs[-1].argmax(-1) == second.outputs[-1].argmax(-1)
     return Twins(
         list(range(0, setting.steps + 1, setting.every)),
@@ -497,7 +495,7 @@ def _twins(lab: Lab, pair: Pair, courses: dict[tuple[Setting, Way], Course]) -> 
     if kept.exists():
         return Twins.read(kept)
     if lab.known:
-        raise LabError(f"the pair '{pair.name}' is not in {kept}; leave --known out to train it")
+        raise LabError(f"The pair '{pair.name}' is not in {kept}. Train it first (leave --known out).")
     split, device = _split(lab, pair.setting), "cuda" if torch.cuda.is_available() else "cpu"
 
     def course(way: Way) -> Course:
@@ -525,7 +523,7 @@ STUDIES = (
     Study(
         "dynamics/exp-schedule",
         "Section 4.3: weight decay, and the exponential learning rates that take its place",
-        nothing_trained,
+        no_trials,
         conclude,
     ),
 )

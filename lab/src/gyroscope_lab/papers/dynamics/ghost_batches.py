@@ -19,22 +19,18 @@ from torch import Tensor, nn
 
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.papers.at_hand import examples
-from gyroscope_lab.papers.dynamics.layer_norm import LayerNorm
-from gyroscope_lab.papers.dynamics.measurements import dtype_of, followed, gain, kept, split_of, training_of
-from gyroscope_lab.papers.dynamics.schedules import nothing_trained
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.dynamics.layer_norm import LayerNorm, with_norms
+from gyroscope_lab.papers.dynamics.measurements import Perceptron, dtype_of, followed, gain, kept, split_of, training_of
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
-from gyroscope_lab.training.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # "In proportion to 1/|B|" is taken to mean: an exponent within this of −1.
 _NEAR = 0.1
-_PIXELS = {"digits": 64, "mnist": 784}
 
 
 class GhostNorm(nn.BatchNorm1d):
@@ -60,12 +56,10 @@ class GhostNorm(nn.BatchNorm1d):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Perceptron):
     """The measurements and trainings of a scale.
 
     Attributes:
-        source: the data.
-        depth, width: the size of the perceptron.
         sizes: the batch sizes at held weights.
         draws: the number of times that all images are dealt into batches.
         groups: the sizes of groups in training; 0 for all examples.
@@ -74,9 +68,6 @@ class Plan:
         seeds: the seeds of the weights and of the groups.
     """
 
-    source: Source
-    depth: int
-    width: int
     sizes: tuple[int, ...]
     draws: int
     groups: tuple[int, ...]
@@ -94,12 +85,9 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Perceptron):
     """Everything that one training and its measurements depend on."""
 
-    source: Source
-    depth: int
-    width: int
     sizes: tuple[int, ...]
     draws: int
     group: int
@@ -110,18 +98,8 @@ class Setting:
 
 def network(setting: Setting) -> nn.Sequential:
     """Return the perceptron, normalized over groups before every ReLU."""
-    model = mlp(
-        setting.seed, depth=setting.depth, width=setting.width, inputs=_PIXELS[setting.source.name], biases=True,
-        batch_norm=True, init="glorot_uniform",
-    )  # fmt: skip
-    return _with_norms(model, lambda: GhostNorm(setting.width, size=setting.group))
-
-
-def _with_norms(model: nn.Sequential, make: Any) -> nn.Sequential:
-    for name, module in list(model.named_children()):
-        if isinstance(module, nn.BatchNorm1d):
-            model.set_submodule(name, make())
-    return model
+    its = setting.network(setting.seed, batch_norm=True)
+    return with_norms(its, lambda: GhostNorm(setting.width, size=setting.group))
 
 
 @torch.no_grad()
@@ -164,7 +142,7 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
         split = split_of(lab, setting.source)
         x = split.inputs(split.x_test).to(dtype_of(lab))
         schedule = Schedule(setting.epochs, batch=examples(setting.source), cuts=())
-        task = Task("ghost", setting.source, f"mlp-{setting.depth}x{setting.width}", schedule=schedule)
+        task = setting.task("ghost", schedule)
         model = network(setting)
         its = training_of(lab, task, Recipe("SGD", setting.rate), seed=setting.seed, network=model)
         if setting.group:
@@ -172,7 +150,7 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
         start = noises(its.model, x, setting)
         losses = followed(its)["loss"]
         end = noises(its.model, x, setting)
-        layered = _with_norms(network(setting).to(x), LayerNorm)
+        layered = with_norms(network(setting).to(x), LayerNorm)
         without = noise(layered, x, setting.sizes[0], draws=2, seed=0)
         test = 100 * its.finish().test_accuracy
         return {"start": start, "end": end, "layer": without, "loss": losses[-1], "test": test}
@@ -268,6 +246,6 @@ def conclude(lab: Lab) -> Report:
 
 
 STUDIES = (
-    Study("dynamics/bn-noise", "Sections 4.4 and 6: the noise of batch normalization, by batch size", nothing_trained,
+    Study("dynamics/bn-noise", "Sections 4.4 and 6: the noise of batch normalization, by batch size", no_trials,
           conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

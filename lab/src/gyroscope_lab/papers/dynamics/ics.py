@@ -32,10 +32,10 @@ from gyroscope.theory import Affine
 from gyroscope.theory.reparameterize import between
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.papers.at_hand import examples
 from gyroscope_lab.papers.dynamics.measurements import (
     LossCurve,
+    Perceptron,
     device_of,
     dtype_of,
     followed,
@@ -44,12 +44,10 @@ from gyroscope_lab.papers.dynamics.measurements import (
     split_of,
     training_of,
 )
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
-from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.training import Training
-from gyroscope_lab.training.trial import Trial
 
 # Predicted eigenvalues are right within this factor; losses and eigenvalues are alike within this share.
 _FACTOR, _SHARE = 2.0, 0.1
@@ -164,7 +162,7 @@ def _of_cost(curves: Sequence[Curve]) -> list[Verdict]:
             "means far from zero slow down gradient descent",
             "the convergence rate depends on the condition number",
             f"moving the inputs takes the mean loss from {plain.area:.3g} to {by['SGD', True].area:.3g} "
-            f"({_epochs(plain)} and {_epochs(by['SGD', True])} epochs), at the best rate for each",
+            f"({plain.learned_in} and {by['SGD', True].learned_in} epochs), at the best rate for each",
             costs["SGD"] > 1 + _SHARE,
         ),
         *(
@@ -180,8 +178,8 @@ def _of_cost(curves: Sequence[Curve]) -> list[Verdict]:
             Verdict(
                 f"{method} learns faster than SGD without normalization",
                 "expected",
-                f"mean loss {by[method, False].area:.3g} against {plain.area:.3g}, {_epochs(by[method, False])} "
-                f"against {_epochs(plain)} epochs",
+                f"mean loss {by[method, False].area:.3g} against {plain.area:.3g}, {by[method, False].learned_in} "
+                f"against {plain.learned_in} epochs",
                 by[method, False].area * (1 + _SHARE) < plain.area,
             )
             for method in rest
@@ -212,10 +210,6 @@ def _span(ratios: npt.NDArray[np.float64]) -> str:
 def _beside(spectra: dict[str, Any]) -> str:
     largest = [spectra[when]["measured"][0] / spectra[when]["rest"] for when in ("start", "end")]
     return f"{largest[0]:.0f} and {largest[1]:.0f}"
-
-
-def _epochs(curve: Curve) -> str:
-    return "more than all" if curve.epochs is None else str(curve.epochs)
 
 
 def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, Any]]) -> Any:
@@ -253,8 +247,6 @@ def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, 
 
 
 Method = Literal["SGD", "SGD, BN", "quasi-diagonal", "K-FAC"]
-# Pixels of an image.
-_PIXELS = {"digits": 64, "mnist": 784}
 _CLASSES = 10
 # Softmax leaves this many directions of the outputs, and so this many outliers of S.
 _OUTLIERS = _CLASSES - 1
@@ -268,12 +260,10 @@ _LOOKED_AT: dict[Method, tuple[str, ...]] = {"SGD": (PLAIN,), "SGD, BN": (FIXED,
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Perceptron):
     """The trainings and measurements of a scale.
 
     Attributes:
-        source: the data.
-        depth, width: the depth and width of the perceptron.
         layer: the layer whose curvature is measured.
         examples: the number of examples for this measurement.
         schedule: the schedule of the trainings.
@@ -283,9 +273,6 @@ class Plan:
         bound: the loss that counts as learned.
     """
 
-    source: Source
-    depth: int
-    width: int
     layer: str
     examples: int
     schedule: Schedule
@@ -318,12 +305,9 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Perceptron):
     """Everything that one training depends on."""
 
-    source: Source
-    depth: int
-    width: int
     schedule: Schedule
     method: Method
     rate: float
@@ -344,11 +328,7 @@ def network(lab: Lab, setting: Setting) -> nn.Sequential:
     >>> torch.allclose(here, there)
     True
     """
-    model = mlp(
-        setting.seed, depth=setting.depth, width=setting.width, inputs=_PIXELS[setting.source.name], biases=True,
-        batch_norm=setting.method == "SGD, BN", init="glorot_uniform",
-    )  # fmt: skip
-    model.to(device_of(lab), dtype_of(lab))
+    model = setting.network(setting.seed, batch_norm=setting.method == "SGD, BN").to(device_of(lab), dtype_of(lab))
     first = next(module for module in model if isinstance(module, nn.Linear))
     with torch.no_grad():
         first.bias.sub_(setting.moved * first.weight.sum(1))
@@ -363,7 +343,7 @@ def training(lab: Lab, setting: Setting) -> Training:
     elif setting.method == "K-FAC":
         told = {"damping": setting.damping, "tikhonov": "exact", "clip": setting.clip, "seed": setting.seed}
         recipe = replace(recipe, optimizer="kfac", options=tuple(told.items()))
-    task = Task("ics", setting.source, f"mlp-{setting.depth}x{setting.width}", schedule=setting.schedule)
+    task = setting.task("ics", setting.schedule)
     return training_of(lab, task, recipe, seed=setting.seed, network=network(lab, setting), moved=setting.moved)
 
 
@@ -500,11 +480,6 @@ def _told(found: Outliers) -> dict[str, Any]:
     return {"nu": found.nu, "share": share, "rest": float(found.spectrum[_OUTLIERS:].mean()), **kept}
 
 
-def trials(lab: Lab) -> list[Trial]:
-    """Return no trials: these trainings have no recipes."""
-    return []
-
-
 def conclude(lab: Lab) -> Report:
     """Report predicted and measured outliers, and the loss of every method."""
     found = curves(lab)
@@ -512,6 +487,6 @@ def conclude(lab: Lab) -> Report:
 
 
 STUDIES = (
-    Study("dynamics/ics", "Section 3: uncentered activations, the outliers of the curvature, and their cost", trials,
+    Study("dynamics/ics", "Section 3: uncentered activations, the outliers of the curvature, and their cost", no_trials,
           conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

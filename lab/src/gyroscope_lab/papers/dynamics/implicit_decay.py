@@ -387,7 +387,7 @@ def conclude(lab: Lab) -> Report:
     some = {name: both for name, both in found.items() if both[0]}
     if not some:
         raise LabError(
-            f"no training with an untrained classifier is in {lab.archive.root}; leave --known out to train them"
+            f"No training with an untrained classifier is in {lab.archive.root}. Train them first (leave --known out)."
         )
     return report(some)
 

@@ -3,8 +3,7 @@
 If batch normalization helped by centering and scaling the inputs of the next layer, random means and scales after it,
 redrawn for every batch, should undo the benefit. Santurkar et al. (2018) found that they hardly matter. The chapter's
 explanation: the normalization of the next layer removes the added noise. This cannot hold after the last normalization,
-    because no other follows, so a separate
-network has no noise there.
+because no other follows, so a separate network has no noise there.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from torch import Tensor, nn
 from gyroscope.theory import knock_out
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.papers.dynamics.measurements import (
     LossCurve,
+    Perceptron,
     device_of,
     dtype_of,
     followed,
@@ -31,11 +30,9 @@ from gyroscope_lab.papers.dynamics.measurements import (
     mean_curve,
     training_of,
 )
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
-from gyroscope_lab.training.task import Task
-from gyroscope_lab.training.trial import Trial
 
 # Noise "hardly matters" if it costs less than this share of the gain of batch normalization.
 _SHARE = 0.25
@@ -131,14 +128,10 @@ def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, gain: float) -> Verdi
     loss = noisy.area - normal.area
     share = "" if gain <= 0 else f", {100 * loss / gain:.0f} % of the gain of batch normalization"
     here = (
-        f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {_epochs(noisy)} epochs to a loss of "
-        f"{noisy.bound:g} against {_epochs(normal)}; test {noisy.test - normal.test:+.1f} points"
+        f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {noisy.learned_in} epochs to a loss of "
+        f"{noisy.bound:g} against {normal.learned_in}; test {noisy.test - normal.test:+.1f} points"
     )
     return Verdict(says, told, here, None if gain <= 0 else loss <= _SHARE * gain)
-
-
-def _epochs(arm: Arm) -> str:
-    return "more than all" if arm.epochs is None else str(arm.epochs)
 
 
 def _figure(arms: Sequence[Arm]) -> Any:
@@ -165,27 +158,21 @@ def _figure(arms: Sequence[Arm]) -> Any:
 
 Kind = Literal["no BN", "BN", "BN + noise", "BN + noise, not behind the last"]
 KINDS: tuple[Kind, ...] = ("no BN", "BN", "BN + noise", "BN + noise, not behind the last")
-_PIXELS = {"digits": 64, "mnist": 784}
 # The noise: half the width of its means, and the range of its scales, in standard deviations of a unit.
 _SHIFT, _GAIN = 0.5, (0.5, 1.5)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Perceptron):
     """The trainings of a scale.
 
     Attributes:
-        source: the data.
-        depth, width: the depth and width of the perceptron.
         schedule: the schedule of the trainings.
         rates: the rates of all networks; each is shown at its best.
         seeds: the seeds of the weights and of the order of examples.
         bound: the loss that counts as learned.
     """
 
-    source: Source
-    depth: int
-    width: int
     schedule: Schedule
     rates: tuple[float, ...]
     seeds: int
@@ -205,12 +192,9 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Perceptron):
     """Everything that one training depends on."""
 
-    source: Source
-    depth: int
-    width: int
     schedule: Schedule
     kind: Kind
     rate: float
@@ -228,10 +212,7 @@ def network(lab: Lab, setting: Setting) -> nn.Sequential:
     >>> [name for name, _ in network(Lab(Archive("runs")), setting).named_modules() if "knockout" in name]
     ['norm1.knockout', 'norm2.knockout']
     """
-    model = mlp(
-        setting.seed, depth=setting.depth, width=setting.width, inputs=_PIXELS[setting.source.name],
-        batch_norm=setting.kind != "no BN", biases=True, init="glorot_uniform",
-    ).to(device_of(lab), dtype_of(lab))  # fmt: skip
+    model = setting.network(setting.seed, batch_norm=setting.kind != "no BN").to(device_of(lab), dtype_of(lab))
     if "noise" in setting.kind:
         generator = torch.Generator(device_of(lab)).manual_seed(setting.seed)
         spared = 1 if "last" in setting.kind else 0
@@ -291,7 +272,7 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
     def measure() -> dict[str, Any]:
         model = network(lab, setting)
         drift = Drift(model)
-        task = Task("knockout", setting.source, f"mlp-{setting.depth}x{setting.width}", schedule=setting.schedule)
+        task = setting.task("knockout", setting.schedule)
         its = training_of(lab, task, Recipe(setting.kind, setting.rate), seed=setting.seed, network=model)
         found, result = followed(its), its.finish()
         accuracies = {"test": 100 * result.test_accuracy, "train": 100 * result.train_accuracy}
@@ -317,17 +298,12 @@ def arms(lab: Lab) -> list[Arm]:
     return found
 
 
-def trials(lab: Lab) -> list[Trial]:
-    """Return no trials: these trainings have no recipes."""
-    return []
-
-
 def conclude(lab: Lab) -> Report:
     """Report the loss of every kind."""
     return report(arms(lab))
 
 
 STUDIES = (
-    Study("dynamics/knockout", "Section 4.2: covariate shift put back behind batch normalization", trials, conclude,
+    Study("dynamics/knockout", "Section 4.2: covariate shift put back behind batch normalization", no_trials, conclude,
           seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

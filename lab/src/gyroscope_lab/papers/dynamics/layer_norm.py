@@ -10,7 +10,7 @@ measured after the mean of the layer's inputs is moved into its bias.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,14 +23,11 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 from gyroscope.conditioning import outliers
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.models.mlp import mlp
 from gyroscope_lab.papers.dynamics.ics import centered_at
-from gyroscope_lab.papers.dynamics.measurements import dtype_of, followed, gain, kept, split_of, training_of
-from gyroscope_lab.papers.dynamics.schedules import nothing_trained
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.dynamics.measurements import Perceptron, dtype_of, followed, gain, kept, split_of, training_of
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
-from gyroscope_lab.training.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +37,6 @@ WAYS = {"all of it": (True, True), "μ held": (False, True), "μ and σ held": (
 CENTERED = "inputs centered"
 _WHEN = ("start", "end")
 _LAYER, _NORM = "linear2", "norm2"
-_PIXELS = {"digits": 64, "mnist": 784}
 # The factor between two eigenvalues from which on they differ.
 _APART = 1.1
 _EPS = 1e-5
@@ -69,12 +65,9 @@ class LayerNorm(nn.Module):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Perceptron):
     """The trainings and measurements of a scale."""
 
-    source: Source
-    depth: int
-    width: int
     examples: int
     schedule: Schedule
     rate: float
@@ -89,12 +82,9 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Perceptron):
     """Everything that one measurement depends on."""
 
-    source: Source
-    depth: int
-    width: int
     examples: int
     schedule: Schedule
     rate: float
@@ -108,13 +98,14 @@ def network(setting: Setting) -> nn.Sequential:
     >>> [name for name, _ in network(Setting(plan.source, 3, 12, 60, plan.schedule, 0.3, 0)).named_children()][:4]
     ['flatten', 'linear1', 'norm1', 'relu1']
     """
-    model = mlp(
-        setting.seed, depth=setting.depth, width=setting.width, inputs=_PIXELS[setting.source.name], biases=True,
-        batch_norm=True, init="glorot_uniform",
-    )  # fmt: skip
+    return with_norms(setting.network(setting.seed, batch_norm=True), LayerNorm)
+
+
+def with_norms(model: nn.Sequential, make: Callable[[], nn.Module]) -> nn.Sequential:
+    """Replace every batch normalization by what `make` returns."""
     for name, module in list(model.named_children()):
         if isinstance(module, nn.BatchNorm1d):
-            model.set_submodule(name, LayerNorm())
+            model.set_submodule(name, make())
     return model
 
 
@@ -140,7 +131,7 @@ def measured(lab: Lab, setting: Setting) -> dict[str, Any]:
         split = split_of(lab, setting.source)
         inputs = split.inputs(split.x_train[: setting.examples]).to(dtype_of(lab))
         labels = split.y_train[: setting.examples]
-        task = Task("layer-norm", setting.source, f"mlp-{setting.depth}x{setting.width}", schedule=setting.schedule)
+        task = setting.task("layer-norm", setting.schedule)
         its = training_of(lab, task, Recipe("SGD", setting.rate), seed=setting.seed, network=network(setting))
         start = largest(its.model, inputs, labels)
         loss = followed(its)["loss"][-1]
@@ -215,6 +206,6 @@ def conclude(lab: Lab) -> Report:
 
 
 STUDIES = (
-    Study("dynamics/layer-norm", "Section 4.4: layer normalization and the outliers of the curvature", nothing_trained,
+    Study("dynamics/layer-norm", "Section 4.4: layer normalization and the outliers of the curvature", no_trials,
           conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

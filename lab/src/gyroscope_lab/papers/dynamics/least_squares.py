@@ -26,8 +26,8 @@ from gyroscope.theory.least_squares import (
     line_problem,
 )
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.schedules import nothing_trained, spaced
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.dynamics.schedules import spaced
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -218,7 +218,7 @@ STUDIES = (
     Study(
         "dynamics/fig2",
         "Figure 2: paths of gradient descent, natural gradient and empirical Fisher on least squares",
-        nothing_trained,
+        no_trials,
         conclude,
     ),
 )

@@ -2,16 +2,14 @@
 
 The trainings are the laboratory's (`gyroscope_lab.training.training`), with optimizers that the studies register as
 recipes: K-FAC, grafts, rates by layer. Their measurements are not part of a trial's result, so the numbers are kept in
-    separate files, under a fingerprint of
-everything that they depend on.
+separate files, under a fingerprint of everything that they depend on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
@@ -29,10 +27,13 @@ from gyroscope.control import KFAC, QuasiDiagonal
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.engine.run_one import loaded
+from gyroscope_lab.engine.run_one import loaded, one_thread
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.models.mlp import mlp
+from gyroscope_lab.papers.at_hand import pixels
 from gyroscope_lab.papers.study import clean
 from gyroscope_lab.training.recipe import Recipe, register
+from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.training import Training
 from gyroscope_lab.training.trial import Trial
@@ -76,7 +77,6 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
 
     >>> import tempfile
     >>> from gyroscope_lab.training.archive import Archive
-    >>> from gyroscope_lab.training.schedule import Schedule
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     lab = Lab(Archive(folder))
     ...     _ = kept(lab, "example", Schedule(), lambda: {"loss": [0.5]})
@@ -93,25 +93,13 @@ def kept(lab: Lab, study: str, setting: Any, measure: Callable[[], dict[str, Any
             content = json.loads(path.read_text())
             return dict(content["found"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LabError(f"{path} cannot be read ({error}); delete it to measure again") from error
+            raise LabError(f"{path} cannot be read ({error}). Delete it to measure again.") from error
     if lab.known:
-        raise LabError(f"a training of {study} is not in {path}; leave --known out to train it")
-    with one_thread(device_of(lab)):
+        raise LabError(f"A training of {study} is not in {path}. Train it first (leave --known out).")
+    with one_thread():
         found = clean(measure())
     write_whole(path, json.dumps({"setting": told, "found": found}, allow_nan=False) + "\n")
     return dict(found)
-
-
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    """Compute on one thread of a CPU, as every training of the laboratory does."""
-    threads = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def training_of(
@@ -146,7 +134,6 @@ def followed(training: Training, look: Callable[[], dict[str, Any]] = dict) -> N
         one entry more.
 
     >>> from gyroscope_lab.training.archive import Archive
-    >>> from gyroscope_lab.training.schedule import Schedule
     >>> task = Task("digits", Source("digits"), "mlp-2x8", (("inputs", 64),), Schedule(epochs=3))
     >>> training = training_of(Lab(Archive("runs")), task, Recipe("SGD", 0.1), seed=0)
     >>> found = followed(training, lambda: {"one": 1})
@@ -190,6 +177,35 @@ def until(losses: list[float | None], bound: float) -> int | None:
     return next((i for i, loss in enumerate(losses, 1) if loss is not None and loss <= bound), None)
 
 
+@dataclass(frozen=True)
+class Perceptron:
+    """The data and the size of a perceptron with biases; plans and settings of its trainings derive from it.
+
+    Attributes:
+        source: the data, digits or MNIST.
+        depth: the number of layers.
+        width: the units of each hidden layer.
+
+    >>> Perceptron(Source("digits"), 3, 16).task("example", Schedule()).model
+    'mlp-3x16'
+    """
+
+    source: Source
+    depth: int
+    width: int
+
+    def network(self, seed: int, *, batch_norm: bool) -> nn.Sequential:
+        """Return the perceptron, with batch normalization before every ReLU or without."""
+        return mlp(
+            seed, depth=self.depth, width=self.width, biases=True, batch_norm=batch_norm, init="glorot_uniform",
+            **dict(pixels(self.source)),
+        )  # fmt: skip
+
+    def task(self, name: str, schedule: Schedule) -> Task:
+        """Return the task of training it."""
+        return Task(name, self.source, f"mlp-{self.depth}x{self.width}", schedule=schedule)
+
+
 class LossCurve:
     """Numbers of a loss curve by epoch; subclasses are dataclasses with `loss` and `bound`."""
 
@@ -205,6 +221,11 @@ class LossCurve:
     def epochs(self) -> int | None:
         """Epochs until the loss counts as learned."""
         return until(self.loss.tolist(), self.bound)
+
+    @property
+    def learned_in(self) -> str:
+        """The same in words."""
+        return "more than all" if self.epochs is None else str(self.epochs)
 
 
 def mean_curve(curves: list[list[float | None]], length: int) -> npt.NDArray[np.float64]:

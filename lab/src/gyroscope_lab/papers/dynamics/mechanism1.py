@@ -10,7 +10,7 @@ with decay:
 
 where w' are the weights of the run that copies and w those of the run that is copied. For SGD without momentum this is
 exact: the networks compute the same function at every step. With momentum, and for Adam, it holds if norms change
-    slowly.
+slowly.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ from gyroscope_lab.papers.dynamics.measurements import (
     reproduced,
     training_of,
 )
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
-from gyroscope_lab.training.trial import Trial
 
 _NAMES = {
     "none": "no decay",
@@ -367,17 +366,12 @@ def arms(lab: Lab) -> list[Arm]:
     return found
 
 
-def trials(lab: Lab) -> list[Trial]:
-    """Return no trials: copied rates have no recipes."""
-    return []
-
-
 def conclude(lab: Lab) -> Report:
     """Report test accuracies and effective rates of all arms."""
     return report(arms(lab), PLANS[lab.scale].schedule)
 
 
 STUDIES = (
-    Study("dynamics/wd-mechanism-1", "Section 5.1: weight decay as a schedule of effective learning rates", trials,
+    Study("dynamics/wd-mechanism-1", "Section 5.1: weight decay as a schedule of effective learning rates", no_trials,
           conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

@@ -47,11 +47,10 @@ from gyroscope_lab.papers.dynamics.measurements import (
     reproduced,
     training_of,
 )
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
-from gyroscope_lab.training.trial import Trial
 
 _COLORS = {"no decay": "C0", "decay": "C3", "norms held": "C2"}
 # A cause accounts for an effect if this share of the effect disappears with it.
@@ -415,11 +414,6 @@ def arms(lab: Lab, regime: Regime) -> list[Arm]:
     ]
 
 
-def trials(lab: Lab) -> list[Trial]:
-    """Return no trials: K-FAC has no recipe."""
-    return []
-
-
 def conclude(lab: Lab) -> Report:
     """Report the effective damping and its effects."""
     return report({regime.name: arms(lab, regime) for regime in PLANS[lab.scale].regimes})
@@ -504,6 +498,6 @@ def first_order_cosine(G: Tensor, gradient: Tensor, *, damping: float, scale: fl
 
 
 STUDIES = (
-    Study("dynamics/wd-mechanism-2", "Section 5.2: weight decay, and the damping of K-FAC", trials, conclude,
+    Study("dynamics/wd-mechanism-2", "Section 5.2: weight decay, and the damping of K-FAC", no_trials, conclude,
           seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

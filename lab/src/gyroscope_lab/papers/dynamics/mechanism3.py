@@ -28,11 +28,10 @@ from gyroscope_lab.papers.dynamics.measurements import (
     kept,
     training_of,
 )
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
-from gyroscope_lab.training.trial import Trial
 
 # Two quantities are proportional from this correlation of logarithms on; norms are equal within this tolerance.
 _TOGETHER, _EQUAL = 0.9, 1e-4
@@ -311,17 +310,12 @@ def levels(lab: Lab) -> list[Level]:
     ]
 
 
-def trials(lab: Lab) -> list[Trial]:
-    """Return no trials: K-FAC has no recipe."""
-    return []
-
-
 def conclude(lab: Lab) -> Report:
     """Report the Jacobian's norm and the test accuracy by decay."""
     return report(PLANS[lab.scale].depth, levels(lab))
 
 
 STUDIES = (
-    Study("dynamics/wd-mechanism-3", "Section 5.3: weight decay under K-FAC, and the input-output Jacobian", trials,
+    Study("dynamics/wd-mechanism-3", "Section 5.3: weight decay under K-FAC, and the input-output Jacobian", no_trials,
           conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

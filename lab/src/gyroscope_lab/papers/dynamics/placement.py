@@ -19,13 +19,10 @@ from torch import nn
 
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.models.mlp import mlp
-from gyroscope_lab.papers.dynamics.measurements import Gain, followed, gain, kept, mean_curve, training_of
-from gyroscope_lab.papers.dynamics.schedules import nothing_trained
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.dynamics.measurements import Gain, Perceptron, followed, gain, kept, mean_curve, training_of
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
-from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.training import Training
 
 if TYPE_CHECKING:
@@ -33,18 +30,14 @@ if TYPE_CHECKING:
 
 Place = Literal["none", "before", "after"]
 PLACES: dict[Place, str] = {"none": "C0", "before": "C3", "after": "C2"}
-_PIXELS = {"digits": 64, "mnist": 784}
 # Activations are centered if at most this share of their second moment is that of their mean.
 _CENTERED = 1e-6
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The trainings of a scale: data, the size of the perceptron, a schedule, the rates of all, and the seeds."""
+class Plan(Perceptron):
+    """The trainings of a scale: the perceptron, a schedule, the rates of all, and the seeds."""
 
-    source: Source
-    depth: int
-    width: int
     schedule: Schedule
     rates: tuple[float, ...]
     seeds: int
@@ -60,12 +53,9 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Perceptron):
     """Everything that one training depends on."""
 
-    source: Source
-    depth: int
-    width: int
     schedule: Schedule
     place: Place
     rate: float
@@ -79,10 +69,7 @@ def network(setting: Setting) -> nn.Sequential:
     >>> [name for name, _ in network(Setting(plan.source, 2, 4, plan.schedule, "after", 0.3, 0)).named_children()]
     ['flatten', 'linear1', 'relu1', 'norm1', 'linear2']
     """
-    model = mlp(
-        setting.seed, depth=setting.depth, width=setting.width, inputs=_PIXELS[setting.source.name], biases=True,
-        batch_norm=setting.place != "none", init="glorot_uniform",
-    )  # fmt: skip
+    model = setting.network(setting.seed, batch_norm=setting.place != "none")
     if setting.place != "after":
         return model
     its = dict(model.named_children())
@@ -114,7 +101,7 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
     """Return the loss of every epoch, the test accuracy, and the share of the mean in the activations."""
 
     def measure() -> dict[str, Any]:
-        task = Task("placement", setting.source, f"mlp-{setting.depth}x{setting.width}", schedule=setting.schedule)
+        task = setting.task("placement", setting.schedule)
         recipe = Recipe(setting.place, setting.rate)
         its = training_of(lab, task, recipe, seed=setting.seed, network=network(setting))
         found, share = followed(its), mean_share(its)
@@ -224,6 +211,6 @@ def conclude(lab: Lab) -> Report:
 
 
 STUDIES = (
-    Study("dynamics/bn-placement", "Section 4.2: batch normalization before or after the ReLU", nothing_trained,
+    Study("dynamics/bn-placement", "Section 4.2: batch normalization before or after the ReLU", no_trials,
           conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
 )  # fmt: skip

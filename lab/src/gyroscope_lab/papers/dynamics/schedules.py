@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from gyroscope.theory import Growth, Schedules, decay_time, figure6, figure7, fit_norms, implicit_decay
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
-from gyroscope_lab.training.trial import Trial
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,11 +30,6 @@ STEPS = 100_000
 DECAY, PRODUCT = 0.01, 0.001
 # The tolerance for equality.
 _SAME = 0.05
-
-
-def nothing_trained(lab: Lab) -> list[Trial]:
-    """Return no trials: simulations train nothing."""
-    return []
 
 
 def spaced(count: int, points: int = 80) -> npt.NDArray[np.int64]:
@@ -229,8 +223,8 @@ STUDIES = (
     Study(
         "dynamics/fig6",
         "Figure 6: growing norms and the implicit decay of effective learning rates",
-        nothing_trained,
+        no_trials,
         conclude_growth,
     ),
-    Study("dynamics/fig7", "Figure 7: effective learning rates with weight decay", nothing_trained, conclude_decay),
+    Study("dynamics/fig7", "Figure 7: effective learning rates with weight decay", no_trials, conclude_decay),
 )

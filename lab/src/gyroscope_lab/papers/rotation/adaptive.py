@@ -463,7 +463,7 @@ def equivalent_trials(lab: Lab) -> list[Trial]:
 
 
 def curve(cell: Cell, which: Literal["accuracy", "validation"] = "accuracy") -> Curve:
-    """Return the accuracy in percent by epoch: the mean over seeds, as far as all of them went.
+    """Return the accuracy in percent by epoch, the mean over seeds.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> from gyroscope_lab.training.result import Result
@@ -472,9 +472,7 @@ def curve(cell: Cell, which: Literal["accuracy", "validation"] = "accuracy") -> 
     >>> curve(Cell(task("digits"), Recipe("SGD", 0.1), (result,))).tolist()
     [50.0, 100.0]
     """
-    its: list[list[float]] = [getattr(result, which) for result in cell.results]
-    epochs = min(map(len, its))
-    return np.asarray(100 * np.mean([one[:epochs] for one in its], axis=0))
+    return np.asarray(100 * cell.by_epoch(which))
 
 
 def distance(first: Curve, second: Curve) -> float:

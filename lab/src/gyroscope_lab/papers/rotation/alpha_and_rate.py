@@ -7,6 +7,7 @@ nearly all of them reach a cosine distance of 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,10 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import LEARNED, Cell, cells
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.best_layca import in_training
-from gyroscope_lab.papers.rotation.panels import grid
+from gyroscope_lab.papers.rotation.panels import Sweep, draw_sweeps, grid
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.recipe import Recipe
-from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -120,22 +120,10 @@ def _rows(lab: Lab, trials: list[Trial]) -> list[list[Cell]]:
     return list(found.values())
 
 
-def paper_accuracy(task: Task, recipe: Recipe) -> float | None:
-    """Return the paper's test accuracy for a recipe of `layca`, in percent.
-
-    >>> from gyroscope_lab.training.tasks import task
-    >>> paper_accuracy(task("c10-cnn1"), layca(-4)), paper_accuracy(task("c10-cnn1"), layca(-3, alpha=0.6))
-    (86.04, 68.67)
-    """
-    if recipe.alpha:
-        return paper.by_alpha(task.name, recipe.alpha)
-    return next((paper.by_rate(task.name, power) for power in POWERS if recipe == layca(power)), None)
-
-
 def _accuracies(row: list[Cell]) -> Table:
     lines = []
     for cell in row:
-        told = paper_accuracy(cell.task, cell.recipe)
+        told = paper.told(cell.task.name, cell.recipe.name)
         difference = None if told is None else cell.test - told
         lines.append((cell.recipe.name, cell.test, told, difference, cell.train, cell.mean_rotation))
     columns = ("configuration", "test % here", "paper", "difference", "train %", "mean rotation")
@@ -197,35 +185,22 @@ def _sweep_verdicts(lab: Lab, row: list[Cell]) -> list[Verdict]:
     ]
 
 
-def _alpha(cell: Cell) -> float:
-    return cell.recipe.alpha
-
-
 def _rate(cell: Cell) -> float:
     return cell.recipe.rate
 
 
 def _draw_sweep(rows: list[list[Cell]]) -> Figure:
-    from matplotlib.figure import Figure
+    def over(row: list[Cell], place: Callable[[Cell], float]) -> Sweep:
+        its = {place(cell): cell for cell in sorted(row, key=place)}
+        told = {x: paper.told(cell.task.name, cell.recipe.name) for x, cell in its.items()}
+        return {x: cell.test for x, cell in its.items()}, {x: test for x, test in told.items() if test is not None}
 
-    figure = Figure(figsize=(7.2, 2.6 * len(rows)), layout="constrained")
-    axes = figure.subplots(len(rows), 2, squeeze=False, sharey="row")
-    for (left, right), row in zip(axes, rows, strict=True):
+    shown = []
+    for row in rows:
         alphas = [cell for cell in row if cell.recipe.rate == 3.0**-3]
         rates = [cell for cell in row if not cell.recipe.alpha]
-        for ax, chosen, place in ((left, alphas, _alpha), (right, rates, _rate)):
-            its = sorted(chosen, key=place)
-            ax.plot([place(cell) for cell in its], [cell.test for cell in its], "o-", color="C0", label="here")
-            told = [(place(cell), paper_accuracy(cell.task, cell.recipe)) for cell in its]
-            if any(value is not None for _, value in told):
-                known = [(x, value) for x, value in told if value is not None]
-                ax.plot(*zip(*known, strict=True), "s--", color="0.6", label="paper")
-                ax.legend(fontsize=8)
-        right.set_xscale("log", base=3)
-        left.set_ylabel(f"{row[0].task.name}\ntest accuracy (%)", fontsize=9)
-        left.set_xlabel("α: first layers faster ← 0 → last layers faster", fontsize=9)
-        right.set_xlabel("ρ(0)", fontsize=9)
-    return figure
+        shown.append((row[0].task.name, over(alphas, lambda cell: cell.recipe.alpha), over(rates, _rate)))
+    return draw_sweeps(shown, alpha="α: first layers faster ← 0 → last layers faster", rate="ρ(0)")
 
 
 STUDIES = (

@@ -21,9 +21,8 @@ from gyroscope.layers import layers
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.recipes import layca
-from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.task import Task
-from gyroscope_lab.training.trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,11 +33,6 @@ SIZES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 _CLOSE = 1e-6
 
 Lines = dict[float, list[float]]
-
-
-def nothing(lab: Lab) -> list[Trial]:
-    """Return the trials of the figure: none."""
-    return []
 
 
 def turned(task: Task, alpha: float) -> list[float]:
@@ -136,6 +130,6 @@ def _draw(formula: Lines, stepped: Lines) -> Figure:
 
 
 STUDIES = (
-    Study("rotation/fig13", "Figure 13: the multipliers of the layers' rates, by depth and α", nothing, conclude),
-    Study("speed/fig12", "Figure 12: the multipliers of the layers' rates, by depth and α", nothing, conclude),
+    Study("rotation/fig13", "Figure 13: the multipliers of the layers' rates, by depth and α", no_trials, conclude),
+    Study("speed/fig12", "Figure 12: the multipliers of the layers' rates, by depth and α", no_trials, conclude),
 )

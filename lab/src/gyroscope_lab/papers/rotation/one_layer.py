@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 from gyroscope.base import write_whole
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.engine.run_one import loaded
+from gyroscope_lab.engine.run_one import loaded, one_thread
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -415,8 +415,8 @@ def silhouette(vectors: Tensor, y: Tensor) -> float:
 def follow(trial: Trial, split: Split, *, every: int, samples: int, device: str = "cpu") -> Course:
     """Train, and measure the silhouette of the first layer's feedback every `every` epochs, over test examples.
 
-    A layer's output is that of its ReLU, where its feedback arrives. On a CPU
-    all is done on one thread, as with every training of a laboratory.
+    A layer's output is that of its ReLU, where its feedback arrives. As with every training of a laboratory, the CPU
+    computes on one thread.
 
     Args:
         trial: the trial; its network is a perceptron with ReLUs and without batch normalization.
@@ -431,12 +431,8 @@ def follow(trial: Trial, split: Split, *, every: int, samples: int, device: str 
     >>> follow(Trial(digits, Recipe("SGD", 1.0, only=0)), digits.source.load(), every=1, samples=50).epochs
     [0, 1, 2]
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return _follow(Training(trial, split, device=device), every, samples)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _follow(training: Training, every: int, samples: int) -> Course:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,34 @@ def by_task(rows: Sequence[Sequence[Cell]], *, heading: str, note: Callable[[Cel
     ]
     columns = len(rows[0]) if len(rows[0]) > 1 else len(panels)
     return rotation_panels(panels, columns=columns, title=heading)
+
+
+#: Test accuracies over a parameter: ours, and the paper's.
+Sweep = tuple[Mapping[float, float], Mapping[float, float]]
+
+
+def draw_sweeps(rows: Sequence[tuple[str, Sweep, Sweep]], *, alpha: str, rate: str) -> Figure:
+    """Draw test accuracies over α and over ρ(0), one row per task.
+
+    Args:
+        rows: the name of each task, and both sweeps.
+        alpha, rate: the labels of the two axes.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 2.6 * len(rows)), layout="constrained")
+    axes = figure.subplots(len(rows), 2, squeeze=False, sharey="row")
+    for (left, right), (name, *sweeps) in zip(axes, rows, strict=True):
+        for ax, (here, there) in zip((left, right), sweeps, strict=True):
+            ax.plot(list(here), list(here.values()), "o-", color="C0", markersize=4, label="here")
+            if there:
+                ax.plot(list(there), list(there.values()), "s--", color="0.6", markersize=4, label="paper")
+                ax.legend(fontsize=8)
+        right.set_xscale("log", base=3)
+        left.set_ylabel(f"{name}\ntest accuracy (%)", fontsize=9)
+        left.set_xlabel(alpha, fontsize=9)
+        right.set_xlabel(rate, fontsize=9)
+    return figure
 
 
 def draw_storeys(storeys: Sequence[Storeys], *, heading: str, xlabel: str) -> Figure:

@@ -64,24 +64,6 @@ TRAIN_LAYCA: dict[str, tuple[float, float, float, float, float]] = {
 }
 
 
-def by_alpha(task: str, alpha: float) -> float | None:
-    """Return the test accuracy of Layca at ρ(0) = 3⁻³, None where the paper has none.
-
-    >>> by_alpha("c10-cnn1", 0.6), by_alpha("digits", 0.6)
-    (68.67, None)
-    """
-    return BY_ALPHA.get(task, {}).get(alpha)
-
-
-def by_rate(task: str, power: int) -> float | None:
-    """Return the test accuracy of Layca at α = 0 and ρ(0) = 3^power, None where the paper has none.
-
-    >>> by_rate("c10-cnn1", -3)
-    88.45
-    """
-    return BY_RATE.get(task, {}).get(power)
-
-
 def absolute(task: str, difference: float | None) -> float | None:
     """Return a difference Δη as a test accuracy.
 
@@ -98,21 +80,22 @@ def told(task: str, recipe: str) -> float | None:
     (86.04, 68.67, 88.51)
     >>> [round(told("c10-cnn1", name), 2) for name in ("SGD 3^-1", "SGD + L2", "RMSprop", "RMSprop-Layca 3^-3")]
     [79.68, 88.15, 84.87, 88.25]
-    >>> told("c10-cnn1", "Adam") is None
-    True
+    >>> told("c10-cnn1", "Adam"), told("digits", "Layca 3^-3, alpha +0.6")
+    (None, None)
     """
     kind, _, rest = recipe.partition(" ")
     if "alpha" in rest:
-        return by_alpha(task, float(rest.split()[-1]))
+        return BY_ALPHA.get(task, {}).get(float(rest.split()[-1]))
     if recipe == "SGD + L2":
         return absolute(task, WEIGHT_DECAY.get(task))
     if kind == "LARS":
         return LARS.get(task)
     power = rest.removeprefix("3^")
-    if kind == "Layca":
-        return by_rate(task, int(power)) if power.lstrip("-").isdigit() else None
-    if kind == "SGD":
-        return absolute(task, SGD_RATES.get(task, {}).get(int(power))) if power.lstrip("-").isdigit() else None
+    if kind in ("Layca", "SGD"):
+        if not power.lstrip("-").isdigit():
+            return None
+        rate = int(power)
+        return BY_RATE.get(task, {}).get(rate) if kind == "Layca" else absolute(task, SGD_RATES.get(task, {}).get(rate))
     if kind.removesuffix("-Layca") != METHODS.get(task):
         return None
     return absolute(task, (ADAPTIVE_LAYCA if kind.endswith("-Layca") else ADAPTIVE).get(task))

@@ -1,4 +1,4 @@
-"""Where the loss gets stuck (figure 11 of the rotation paper, figures 3 and 10 of the speed paper).
+"""Plateaus of the training loss (figure 11 of the rotation paper, figures 3 and 10 of the speed paper).
 
 While the rate is not cut, the training loss settles on a plateau: the higher, the faster and the more uniformly the
 layers turn. Its height here is the mean loss over the last tenth of the epochs before the first cut. The papers'
@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from gyroscope_lab.engine.laboratory import Lab, Scale
 from gyroscope_lab.papers.cells import Cell, cells
-from gyroscope_lab.papers.rotation.alpha_and_rate import SWEPT, paper_accuracy
+from gyroscope_lab.papers.rotation import paper
+from gyroscope_lab.papers.rotation.alpha_and_rate import SWEPT
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.recipe import Recipe
@@ -149,7 +150,7 @@ def _paper_height(name: str, recipe: str) -> float | None:
 
 def _table(task: Task, its: Mapping[str, Cell]) -> Table:
     lines = [
-        (name, _height(cell), _paper_height(task.name, name), cell.test, paper_accuracy(task, cell.recipe), cell.train)
+        (name, _height(cell), _paper_height(task.name, name), cell.test, paper.told(task.name, name), cell.train)
         for name, cell in its.items()
     ]
     heads = ("configuration", "plateau here", "paper", "test % here", "paper", "train %")
@@ -178,7 +179,7 @@ def _indicates(task: Task, its: Mapping[str, Cell]) -> Verdict:
     """The verdict on the rank correlation of plateaus and test accuracies, of networks that learned."""
     learned = [cell for cell in its.values() if cell.learned]
     here = _kendall([_height(cell) for cell in learned], [cell.test for cell in learned])
-    told = [(_paper_height(task.name, cell.recipe.name), paper_accuracy(task, cell.recipe)) for cell in learned]
+    told = [(_paper_height(task.name, cell.recipe.name), paper.told(task.name, cell.recipe.name)) for cell in learned]
     known = [(plateau, test) for plateau, test in told if plateau is not None and test is not None]
     theirs = _kendall([plateau for plateau, _ in known], [test for _, test in known])
     return Verdict(

@@ -22,7 +22,7 @@ import numpy as np
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import LEARNED, Cell, cells
 from gyroscope_lab.papers.rotation import paper
-from gyroscope_lab.papers.rotation.alpha_and_rate import COLUMNS, SWEPT, paper_accuracy, recipes_of_sweep
+from gyroscope_lab.papers.rotation.alpha_and_rate import COLUMNS, SWEPT, recipes_of_sweep
 from gyroscope_lab.papers.rotation.recipes import adaptive, adaptive_layca, lars, over_seeds, sgd, sgd_decayed
 from gyroscope_lab.papers.rotation.sgd_rates import POWERS as SGD_POWERS
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
@@ -56,12 +56,16 @@ _NONE = 1e-7
 
 @dataclass(frozen=True)
 class Configuration:
-    """A recipe on a task, its kind, and the paper's test accuracy."""
+    """A recipe on a task, and its kind."""
 
     kind: str
     task: Task
     recipe: Recipe
-    told: float | None
+
+    @property
+    def told(self) -> float | None:
+        """The paper's test accuracy."""
+        return paper.told(self.task.name, self.recipe.name)
 
 
 def configurations(lab: Lab, task: Task) -> list[Configuration]:
@@ -75,20 +79,15 @@ def configurations(lab: Lab, task: Task) -> list[Configuration]:
     name, known = task.name, task.name in paper.TASKS
     swept = [*recipes_of_sweep(lab), *COLUMNS] if name in SWEPT or not known else list(COLUMNS)
     found = [
-        Configuration("Layca, α" if recipe.alpha else "Layca, ρ(0)", task, recipe, paper_accuracy(task, recipe))
-        for recipe in dict.fromkeys(swept)
+        Configuration("Layca, α" if recipe.alpha else "Layca, ρ(0)", task, recipe) for recipe in dict.fromkeys(swept)
     ]
     for power in (-4, -1, 0) if lab.scale == "smoke" else SGD_POWERS:
-        told = paper.absolute(name, paper.SGD_RATES.get(name, {}).get(power))
-        found.append(Configuration("SGD", task, sgd(task, power), told))
-    told = paper.absolute(name, paper.WEIGHT_DECAY.get(name))
-    found.append(Configuration("SGD + L2", *sgd_decayed(task), told))
-    told = paper.absolute(name, paper.ADAPTIVE.get(name))
-    found.append(Configuration("adaptive", *adaptive(task), told))
-    told = paper.absolute(name, paper.ADAPTIVE_LAYCA.get(name))
-    found.append(Configuration("adaptive + Layca", task, adaptive_layca(task), told))
+        found.append(Configuration("SGD", task, sgd(task, power)))
+    found.append(Configuration("SGD + L2", *sgd_decayed(task)))
+    found.append(Configuration("adaptive", *adaptive(task)))
+    found.append(Configuration("adaptive + Layca", task, adaptive_layca(task)))
     if name in paper.LARS or not known:
-        found.append(Configuration("LARS", task, lars(), paper.LARS.get(name)))
+        found.append(Configuration("LARS", task, lars()))
     return found
 
 

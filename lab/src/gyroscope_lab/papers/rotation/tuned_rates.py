@@ -21,7 +21,7 @@ from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.alpha_and_rate import ALPHAS, POWERS, SWEPT
 from gyroscope_lab.papers.rotation.best_layca import in_training
-from gyroscope_lab.papers.rotation.panels import grid
+from gyroscope_lab.papers.rotation.panels import draw_sweeps, grid
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.task import Task
@@ -278,25 +278,13 @@ def _verdicts(one: Tuned) -> list[Verdict]:
 
 
 def _draw(found: Sequence[Tuned]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 2.6 * len(found)), layout="constrained")
-    axes = figure.subplots(len(found), 2, squeeze=False, sharey="row")
-    for (left, right), one in zip(axes, found, strict=True):
-        name = one.task.name
+    rows = []
+    for one in found:
         tests = {alpha: one.chosen(alpha).test for alpha in sorted(one.by_alpha)}
         rates = {3.0**power: cell.test for power, cell in one.by_rate.items()}
-        told = {3.0**power: test for power, test in paper.BY_RATE.get(name, {}).items()}
-        for ax, here, there in ((left, tests, TUNED.get(name, {})), (right, rates, told)):
-            ax.plot(list(here), list(here.values()), "o-", color="C0", markersize=4, label="here")
-            if there:
-                ax.plot(list(there), list(there.values()), "s--", color="0.6", markersize=4, label="paper")
-                ax.legend(fontsize=8)
-        right.set_xscale("log", base=3)
-        left.set_ylabel(f"{name}\ntest accuracy (%)", fontsize=9)
-        left.set_xlabel("α, at its best ρ(0)", fontsize=9)
-        right.set_xlabel("ρ(0) at α = 0", fontsize=9)
-    return figure
+        told = {3.0**power: test for power, test in paper.BY_RATE.get(one.task.name, {}).items()}
+        rows.append((one.task.name, (tests, TUNED.get(one.task.name, {})), (rates, told)))
+    return draw_sweeps(rows, alpha="α, at its best ρ(0)", rate="ρ(0) at α = 0")
 
 
 def search(alphas: Sequence[float], score: Callable[[list[Place]], Sequence[float]]) -> dict[float, dict[float, float]]:

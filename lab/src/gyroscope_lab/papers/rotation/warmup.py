@@ -131,10 +131,7 @@ def _storeys(cell: Cell) -> Storeys:
 
 def training_accuracy(cell: Cell) -> npt.NDArray[np.float64]:
     """Return the training accuracy measured during each epoch, in percent: the mean over seeds."""
-    epochs = min(len(result.accuracy) for result in cell.results)
-    curves = np.array([result.accuracy[:epochs] for result in cell.results], dtype=np.float64)
-    mean: npt.NDArray[np.float64] = 100 * curves.mean(axis=0)
-    return mean
+    return np.asarray(100 * cell.by_epoch("accuracy"))
 
 
 def _warmup(cell: Cell) -> int | None:
