@@ -12,6 +12,7 @@
 #include <math.h>
 
 #define PART 1572864 /* bytes of layers that are summed and then updated together, unless one layer has more */
+#define AHEAD 16     /* chunks that are updated forward */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH_RULE(DO)                                                                                                  \
     DO(GIVEN) DO(STEPPED) DO(SGD) DO(MOMENTUM) DO(NESTEROV) DO(SGD_AMOM) DO(ADAM) DO(NADAM) DO(RADAM) DO(ADAMAX)       \
@@ -194,7 +195,7 @@ static void update_chunk(const struct layers *l, const struct options *o, const 
         const struct double_factors k = factors_of(o, book->power1[row], book->power2[row], book->age[row], 0);
         void *p[4];
         for (int list = 0; list < 4; list++) p[list] = at(l, list, c, 0);
-        if (all_are(l, FLOAT32)) {
+        if (all_are(l, FLOAT32) && fabs(b) > 1e-30 && fabs(b) < 1e30) { /* floats hold the coefficients */
             float_update(o->rule, p[0], p[1], p[2], p[3], n, rounded(k), a, b);
         } else if (all_are(l, FLOAT64)) {
             double_update(o->rule, p[0], p[1], p[2], p[3], n, k, a, b);
@@ -236,8 +237,11 @@ void step_layers(const struct layers *l, const struct options *o, const struct l
 #pragma omp barrier
             for (int64_t s = start + me; s < end; s += threads) settle(l, o, book, s);
 #pragma omp barrier
-            /* Backward, from the chunks that were read last. */
-            for (int64_t c = to - 1; c >= from; c--) update_chunk(l, o, book, c);
+            /* From the chunks that were read last backward, a block of them at a time: processors read ahead forward. */
+            for (int64_t last = to, next; last > from; last = next) {
+                next = last - AHEAD > from ? last - AHEAD : from;
+                for (int64_t c = next; c < last; c++) update_chunk(l, o, book, c);
+            }
         }
     }
 }
@@ -300,13 +304,14 @@ INLINE void OF(sum_rule)(int rule, const REAL *w, const REAL *g, REAL *m, REAL *
     sums[0] += ww, sums[1] += ws, sums[2] += ss;
 }
 
-/* w <- a w + b s, rounded once. */
+/* w <- a w + b s, as w + ((a - 1) w + b s): what is rounded more than once is small compared with w. */
 INLINE void OF(update_rule)(int rule, REAL *w, const REAL *g, const REAL *m, const REAL *v, int64_t n,
                             struct OF(factors) k, double a, double b) {
+    const REAL more = a - 1, along = b;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
         const REAL x = w[i], d = OF(gradient)(rule, g[i], x, k);
-        w[i] = (REAL)(a * x + b * OF(displacement)(rule, d, x, m[i], v[i], k));
+        w[i] = x + (more * x + along * OF(displacement)(rule, d, x, m[i], v[i], k));
     }
 }
 
