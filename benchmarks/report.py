@@ -78,6 +78,10 @@ def targets() -> list[str]:
     for name in SETS:
         for said, label in (("Layca(SGD)", "layca sgd"), ("Layca(SGD), compiled", "layca sgd native")):
             row(f"CPU, two cores, {SETS[name]}: {said} / {base}", 1.4, c[name][f"eager: {label} / {base}"])
+    for name in SETS:
+        for said, label in (("SGD-momentum", "sgd-momentum"), ("Adam", "adam"), ("AdamW", "adamw")):
+            row(f"CPU, two cores, {SETS[name]}: Layca({said}), compiled / the same fused", 1.4,
+                c[name][f"eager: layca {label} native / fused {label}"])  # fmt: skip
     return ["| | target | measured | met |", "|---|---|---|---|", *rows]
 
 

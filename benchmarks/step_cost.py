@@ -168,7 +168,9 @@ def ratios(result: dict[str, Any]) -> dict[str, Any]:
             rows[f"{mode}: layca sgd / fused sgd-momentum"] = t["layca sgd"] / base
             if "layca sgd native" in t:
                 rows[f"{mode}: layca sgd native / fused sgd-momentum"] = t["layca sgd native"] / base
-                rows[f"{mode}: layca adam native / fused adam"] = t["layca adam native"] / t["torch adam fused"]
+                for label in ("sgd-momentum", "adam", "adamw"):
+                    same = t[f"torch {label} fused"]
+                    rows[f"{mode}: layca {label} native / fused {label}"] = t[f"layca {label} native"] / same
             rows[f"{mode}: layca sgd-momentum / fused sgd-momentum"] = t["layca sgd-momentum"] / base
             rows[f"{mode}: layca adam / fused adam"] = t["layca adam"] / t["torch adam fused"]
             rows[f"{mode}: layca adamw / fused adamw"] = t["layca adamw"] / t["torch adamw fused"]

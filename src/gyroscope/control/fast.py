@@ -1,5 +1,6 @@
-"""The drivers of the fused kernel: for known rules, and for displacements written by the inner optimizer's own step.
+"""The drivers of the fused step: for known rules, and for displacements written by the inner optimizer's own step.
 
+The step itself is a `Launch`, that of `fused` on CUDA or that of `native_step` on a CPU.
 Tables are built once for the same tensors and checked at every step. Nothing waits for the device.
 """
 
@@ -12,17 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.control.fused import RULES, Hyper, Launch, rows_among
-from gyroscope.control.proposal import Group, Proposal, Rule, decay_of, kernel_of, roundings
+from gyroscope.control.proposal import RULES, Group, Hyper, Proposal, Rule, decay_of, kernel_of, roundings
 from gyroscope.control.steering import Law, Ledger
-from gyroscope.vectors.launch import on, to_device
-from gyroscope.vectors.layout import like
-from gyroscope.vectors.triton import TYPES, by_type, pointer
+from gyroscope.vectors.launch import rows_of, to_device
+from gyroscope.vectors.layout import by_type, like
 
 _address = Tensor.data_ptr
 _strides = Tensor.stride
@@ -92,7 +89,8 @@ class Fast:
     `ready` costs a few attribute look-ups per layer.
     """
 
-    def __init__(self, optimizer: Optimizer, rule: Rule, law: Law, ledger: Ledger) -> None:
+    def __init__(self, launch: Any, optimizer: Optimizer, rule: Rule, law: Law, ledger: Ledger) -> None:
+        self._launch = launch
         self._optimizer = optimizer
         self._rule = rule
         self._law = law
@@ -105,7 +103,7 @@ class Fast:
         self._copies: list[Tensor] = []
         self._counts: dict[str, Tensor] = {}
         self._state = StateView(optimizer, [], [])
-        self._launches: list[tuple[Launch, list[int]]] = []
+        self._launches: list[tuple[Any, list[int]]] = []
 
     def ready(self, group: Group) -> bool:
         """Return whether layers, gradients and state are those of the last step; gradients may have moved."""
@@ -199,7 +197,7 @@ class Fast:
         self._launches = []
         for members in by_type([params, grads, *moments]).values():
             its_rows = rows_among(rows, counts, members)
-            launch = Launch(self._lists(grads, members), its_rows, [counts[i] for i in members])
+            launch = self._launch(self._lists(grads, members), its_rows, [counts[i] for i in members])
             self._launches.append((launch, members))
 
     def _lists(self, grads: Sequence[Tensor], members: Sequence[int]) -> list[list[Tensor]]:
@@ -303,27 +301,15 @@ def _counts(kernel: str) -> dict[str, float]:
     return {"step": 0.0} if RULES[kernel].second else {}
 
 
-@triton.jit
-def _clear_kernel(items, pointers, bad, T: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    record = items + 8 * tl.program_id(0)
-    if (tl.load(record + 6) == 1) & (tl.load(bad + tl.load(record + 3)) != 0):
-        n = tl.load(record + 2)
-        p = pointer(pointers, tl.load(record), T, False) + tl.load(record + 1).to(tl.int64) * CHUNK
-        for start in range(0, n, BLOCK):
-            offsets = start + tl.arange(0, BLOCK)
-            x = tl.load(p + offsets, mask=offsets < n, other=0.0)
-            finite = tl.abs(x.to(tl.float64)) < float("inf")
-            tl.store(p + offsets, tl.zeros((BLOCK,), T), mask=(offsets < n) & (finite == 0))
-
-
 class Given:
     """Steps the layers of one group along displacements, and clears what is not finite from their state."""
 
-    def __init__(self) -> None:
+    def __init__(self, launch: Any) -> None:
+        self._launch = launch
         self._known: tuple[Any, ...] = ()
-        self._launches: list[tuple[Launch, torch.dtype]] = []
+        self._launches: list[tuple[Any, torch.dtype]] = []
         self._states: list[StateView] = []
-        self._clearing: list[tuple[Launch, Any]] = []
+        self._clearing: list[Any] = []
         self._cleared: tuple[list[int], int] = ([], -1)
 
     def step(
@@ -345,7 +331,7 @@ class Given:
             for members in by_type([params, moves]).values():
                 w, d = [params[i] for i in members], [moves[i] for i in members]
                 its_rows = rows_among(rows, counts, members)
-                launch = Launch([w, d, d, d], its_rows, [counts[i] for i in members])
+                launch = self._launch([w, d, d, d], its_rows, [counts[i] for i in members])
                 self._launches.append((launch, d[0].dtype))
             self._known = seen
         for launch, dtype in self._launches:
@@ -367,11 +353,8 @@ class Given:
         if (rows, size) != self._cleared or not all(view.holds(optimizer) for view in self._states):
             self._cleared = (list(rows), size)
             self._find_states(optimizer, params, rows, counts)
-        for launch, kind in self._clearing:
-            with on(launch.device):
-                _clear_kernel[(len(launch.items),)](
-                    launch.items, launch.pointers, ledger.bad, T=kind, CHUNK=launch.chunk, BLOCK=1024
-                )
+        for launch in self._clearing:
+            launch.clear(ledger)
 
     def _find_states(
         self, optimizer: Optimizer, params: Sequence[Tensor], rows: Sequence[int], counts: Sequence[int]
@@ -383,8 +366,17 @@ class Given:
                 if isinstance(value, Tensor) and value.shape == p.shape and value.is_floating_point():
                     found.setdefault((name, value.dtype), []).append(i)
         self._states, self._clearing = [], []
-        for (name, dtype), members in found.items():
+        for (name, _), members in found.items():
             view = StateView(optimizer, [params[i] for i in members], [name])
-            launch = Launch([view.tensors[name]], rows_among(rows, counts, members), [counts[i] for i in members])
+            its_rows = rows_among(rows, counts, members)
             self._states.append(view)
-            self._clearing.append((launch, TYPES[dtype]))
+            self._clearing.append(self._launch([view.tensors[name]], its_rows, [counts[i] for i in members]))
+
+
+def rows_among(rows: Sequence[int], counts: Sequence[int], members: Sequence[int]) -> list[int]:
+    """Return the rows of the layers `members`, where `rows` are those of all and layer l has `counts[l]` of them.
+
+    >>> rows_among([7, 8, 9], [1, 2], [1])
+    [8, 9]
+    """
+    return [rows[k] for k in rows_of(members, counts).tolist()]

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gyroscope.base.hooks import is_capturing
+from gyroscope.control.proposal import RULES, Hyper
 from gyroscope.control.steering import TANGENT_FLOOR, Law, Ledger
 from gyroscope.errors import ControlError
 from gyroscope.vectors.launch import (
@@ -30,41 +30,12 @@ from gyroscope.vectors.launch import (
     is_aligned,
     on,
     relauncher,
-    rows_of,
     schedule,
     to_device,
 )
 from gyroscope.vectors.triton import TYPES, fetch, pointer, rounded, total
 
 
-class Needs(NamedTuple):
-    """The tensors that a rule needs apart from weights and gradients.
-
-    Attributes:
-        first: a first moment m.
-        second: a second moment v.
-        again: the gradient a second time, for the update.
-    """
-
-    first: bool = False
-    second: bool = False
-    again: bool = False
-
-
-RULES = {
-    "given": Needs(again=True),
-    "stepped": Needs(again=True),
-    "sgd": Needs(again=True),
-    "momentum": Needs(first=True),
-    "nesterov": Needs(first=True, again=True),
-    "sgd_amom": Needs(first=True),
-    "adam": Needs(first=True, second=True),
-    "nadam": Needs(first=True, second=True, again=True),
-    "radam": Needs(first=True, second=True),
-    "adamax": Needs(first=True, second=True),
-    "rmsprop": Needs(second=True, again=True),
-    "adagrad": Needs(second=True, again=True),
-}
 _NUMBER = {rule: number for number, rule in enumerate(RULES)}
 GIVEN, STEPPED, SGD, MOMENTUM, NESTEROV, SGD_AMOM, ADAM, NADAM, RADAM, ADAMAX, RMSPROP, ADAGRAD = map(
     tl.constexpr, _NUMBER.values()
@@ -411,6 +382,19 @@ def step_kernel(
                     )  # fmt: skip
 
 
+@triton.jit
+def _clear_kernel(items, pointers, bad, T: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    record = items + 8 * tl.program_id(0)
+    if (tl.load(record + 6) == 1) & (tl.load(bad + tl.load(record + 3)) != 0):
+        n = tl.load(record + 2)
+        p = pointer(pointers, tl.load(record), T, False) + tl.load(record + 1).to(tl.int64) * CHUNK
+        for start in range(0, n, BLOCK):
+            offsets = start + tl.arange(0, BLOCK)
+            x = tl.load(p + offsets, mask=offsets < n, other=0.0)
+            finite = tl.abs(x.to(tl.float64)) < float("inf")
+            tl.store(p + offsets, tl.zeros((BLOCK,), T), mask=(offsets < n) & (finite == 0))
+
+
 # Measured on an H200: smaller chunks spend their time starting, larger blocks run out of registers, and three
 # stages of loads keep the memory busy.
 _BLOCK = 1024
@@ -420,23 +404,6 @@ _STAGES = 3
 
 # The positions of the arguments that change from step to step, in the kernel's list.
 _POINTERS, _NUMBERS, _LR = 1, 16, 17
-
-
-@dataclass(frozen=True)
-class Hyper:
-    """The hyperparameters of the inner rule, except the rate; unused ones keep their defaults."""
-
-    decay: float = 0.0
-    momentum: float = 0.0
-    dampening: float = 0.0
-    beta1: float = 0.0
-    beta2: float = 0.0
-    eps: float = 0.0
-    along: float = 0.0
-    momentum_decay: float = 0.0
-    noise: float = 0.0
-    maximize: bool = False
-    decoupled: bool = False
 
 
 # A graph holds addresses only, so the launches it has captured are kept for good.
@@ -531,6 +498,18 @@ class Launch:
         with on(self.device):
             run(*arguments)
 
+    @staticmethod
+    def takes(*tensors: Tensor) -> bool:
+        """Return whether the kernel knows the types of these tensors."""
+        return all(t.dtype in TYPES for t in tensors)
+
+    def clear(self, ledger: Ledger) -> None:
+        """Set what is not finite to 0 in the first list, where the last step of a layer was skipped."""
+        with on(self.device):
+            _clear_kernel[(len(self.items),)](
+                self.items, self.pointers, ledger.bad, T=self.types[0], CHUNK=self.chunk, BLOCK=1024
+            )
+
     def _arguments(
         self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, zero: bool
     ) -> list[Any]:
@@ -563,12 +542,3 @@ class Launch:
         if is_capturing():
             self._captured.append(self._uploaded[1])
         return self._uploaded[1]
-
-
-def rows_among(rows: Sequence[int], counts: Sequence[int], members: Sequence[int]) -> list[int]:
-    """Return the rows of the layers `members`, where `rows` are those of all and layer l has `counts[l]` of them.
-
-    >>> rows_among([7, 8, 9], [1, 2], [1])
-    [8, 9]
-    """
-    return [rows[k] for k in rows_of(members, counts).tolist()]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,6 +106,53 @@ def kernel_of(rule: Rule, group: Group) -> str | None:
     if any(isinstance(beta, torch.Tensor) for beta in group.get("betas", ())):
         return None
     return rule.kernel
+
+
+class Needs(NamedTuple):
+    """The tensors that a rule needs apart from weights and gradients.
+
+    Attributes:
+        first: a first moment m.
+        second: a second moment v.
+        again: the gradient a second time, for the update.
+    """
+
+    first: bool = False
+    second: bool = False
+    again: bool = False
+
+
+RULES = {
+    "given": Needs(again=True),
+    "stepped": Needs(again=True),
+    "sgd": Needs(again=True),
+    "momentum": Needs(first=True),
+    "nesterov": Needs(first=True, again=True),
+    "sgd_amom": Needs(first=True),
+    "adam": Needs(first=True, second=True),
+    "nadam": Needs(first=True, second=True, again=True),
+    "radam": Needs(first=True, second=True),
+    "adamax": Needs(first=True, second=True),
+    "rmsprop": Needs(second=True, again=True),
+    "adagrad": Needs(second=True, again=True),
+}
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """The hyperparameters of the inner rule, except the rate; unused ones keep their defaults."""
+
+    decay: float = 0.0
+    momentum: float = 0.0
+    dampening: float = 0.0
+    beta1: float = 0.0
+    beta2: float = 0.0
+    eps: float = 0.0
+    along: float = 0.0
+    momentum_decay: float = 0.0
+    noise: float = 0.0
+    maximize: bool = False
+    decoupled: bool = False
 
 
 _LOW = (torch.bfloat16, torch.float16)

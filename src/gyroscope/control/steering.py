@@ -12,7 +12,8 @@ u is orthogonal to w, so ‖u‖² = ⟨s,s⟩ − ⟨w,s⟩²/⟨w,w⟩ and ‖
 
 There are three ways to get s for a group of layers, all with the same result:
 
-- *fused*: torch's common optimizers on CUDA. The inner rule runs inside the kernel that computes the inner products;
+- *fused*: torch's common optimizers on CUDA, and on CPUs with the compiled backend. The inner rule runs inside the pass
+  that computes the inner products;
 - *plain*: SGD without momentum elsewhere. The gradient is the displacement, up to sign;
 - *proposed*: everything else. The inner optimizer steps, and what it does to the layers is caught (`proposal`).
 
@@ -462,7 +463,8 @@ class Steering:
 
     def _kernel_runs(self, work: Work) -> bool:
         device = work.params[0].device
-        if not backend(device).__name__.endswith("triton") or self._any_growing(work.entries):
+        launch = _launch_on(device)
+        if launch is None or not launch.takes(*work.params, *work.grads) or self._any_growing(work.entries):
             return False
         if any(p.device != device for p in work.params) or any_sharded(work.params):
             return False
@@ -473,18 +475,16 @@ class Steering:
     def _fused(self, i: int, kernel: str, work: Work) -> None:
         from gyroscope.control.fast import Fast
 
+        _check_shapes(work)
         if i not in self._drivers:
-            self._drivers[i] = Fast(self.inner, self.proposer.rule, self.law, self.ledger(work.params[0].device))
+            device = work.params[0].device
+            launch, rule = _launch_on(device), self.proposer.rule
+            self._drivers[i] = Fast(launch, self.inner, rule, self.law, self.ledger(device))
         self._drivers[i].prepare(kernel, work.group, work.params, work.grads, work.rows, work.counts)
         self._drivers[i].run(work.group)
 
     def _plain(self, work: Work) -> list[tuple[torch.device, Move]]:
-        for e, p, g in zip(work.entries, work.params, work.grads, strict=True):
-            if g.shape != p.shape:  # after an assignment to the data of a parameter
-                raise ControlError(
-                    f"The gradient of {e.name} must have the shape {tuple(p.shape)} of its weights, got "
-                    f"{tuple(g.shape)}. Compute the gradients again."
-                )
+        _check_shapes(work)
         how, decay = decay_of(self.proposer.rule, work.group)
         sign = 1.0 if work.group.get("maximize", False) else -1.0
         return self._moves(work, work.grads, sign=sign, along=-decay if how == "coupled" else 0.0)
@@ -530,8 +530,11 @@ class Steering:
         if runs:
             from gyroscope.control.fast import Given
 
-            driver = self._drivers.setdefault(("given", i), Given())
-            ledger = self.ledger(proposal.params[0].device)
+            device = proposal.params[0].device
+            driver = self._drivers.get(("given", i))
+            if driver is None:
+                driver = self._drivers["given", i] = Given(_launch_on(device))
+            ledger = self.ledger(device)
             driver.step(proposal, work.rows, work.counts, ledger, work.group["lr"], self.law)
             driver.clear(self.inner, work.params, work.rows, work.counts, ledger)
             if self.proposer.reads_weights:
@@ -668,6 +671,29 @@ class Steering:
                     grads.append(torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense)
         finite = torch.isfinite(dots({"gg": (grads, grads)})[:, 0]).tolist()
         return [name for name, ok in zip(names, finite, strict=True) if not ok]
+
+
+def _launch_on(device: torch.device) -> Any:
+    """Return the class of the fused step on a device, or None where there is none."""
+    name = backend(device).__name__
+    if name.endswith("triton"):
+        from gyroscope.control.fused import Launch
+
+        return Launch
+    if name.endswith("native"):
+        from gyroscope.control import native_step
+
+        return native_step.Launch
+    return None
+
+
+def _check_shapes(work: Work) -> None:
+    for e, p, g in zip(work.entries, work.params, work.grads, strict=True):
+        if g.shape != p.shape:  # after an assignment to the data of a parameter
+            raise ControlError(
+                f"The gradient of {e.name} must have the shape {tuple(p.shape)} of its weights, got "
+                f"{tuple(g.shape)}. Compute the gradients again."
+            )
 
 
 def _by_device(tensors: Sequence[Tensor]) -> dict[torch.device, list[int]]:

@@ -40,6 +40,14 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def by_type(lists: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, ...], list[int]]:
+    """Group the layers that one launch can take together: those of the same dtypes."""
+    kinds: dict[tuple[torch.dtype, ...], list[int]] = {}
+    for i, types in enumerate(zip(*([t.dtype for t in one] for one in lists), strict=True)):
+        kinds.setdefault(types, []).append(i)
+    return kinds
+
+
 def splits_in_memory(tensor: Tensor, segments: int) -> bool:
     """Return whether `segments` equal parts along the leading dimension are consecutive stretches of memory."""
     if segments == 1 or tensor.numel() == 0 or tensor.is_contiguous():

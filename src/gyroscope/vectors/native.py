@@ -1,7 +1,7 @@
 """`dots`, `combine_` and the products of a monitor on a CPU, each in one compiled pass (`native.c`).
 
-It needs a C compiler, so it is used only where the environment variable `GYROSCOPE_BACKEND` is `native`. The source is
-compiled on first use. The result is kept in the user's cache folder, under a name that depends on source, compiler and
+It needs a C compiler, so it is used only where the environment variable `GYROSCOPE_BACKEND` is `native`. A source is
+compiled on first use (`library`). The result is kept in the user's cache folder, under a name that depends on source, compiler and
 processor. Threads are those of torch (`torch.set_num_threads`).
 """
 
@@ -33,8 +33,8 @@ from gyroscope.vectors.layout import aligned, is_dense, like, splits_in_memory
 SOURCE = Path(__file__).with_suffix(".c")
 CHUNK = 8192  # elements; as in the source
 _MOST_LISTS = 8
-_KINDS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC")
+KINDS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 
 
 def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]) -> Tensor:
@@ -54,7 +54,7 @@ def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], se
 def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, segments: Sequence[int]) -> None:
     """Update x ← a x + b y for lists on the CPU; `a` and `b` hold one number per segment."""
     mine = [
-        xi.dtype in _KINDS and yi.dtype in _KINDS and is_dense(xi) and splits_in_memory(xi, n)
+        xi.dtype in KINDS and yi.dtype in KINDS and is_dense(xi) and splits_in_memory(xi, n)
         for xi, yi, n in zip(x, y, segments, strict=True)
     ]
     if not all(mine):
@@ -91,7 +91,7 @@ def moves(
         keep: whether the new displacement replaces the last one.
     """
     table = Table([weights, gradients], [1] * len(weights))
-    kinds = np.array([_KINDS[(t if t is not None else weights[0]).dtype] for t in (weights[0], gradients[0], *buffers)])
+    kinds = np.array([KINDS[(t if t is not None else weights[0]).dtype] for t in (weights[0], gradients[0], *buffers)])
     begin, kinds = np.array(offsets, dtype=np.int64), kinds.astype(np.int8)
     starts = np.array([0 if t is None else t.data_ptr() for t in buffers], dtype=np.int64)
     partial = np.empty((len(table.segment), 13))
@@ -105,7 +105,7 @@ def moves(
 
 def reads(*tensors: Tensor | None) -> bool:
     """Return whether the compiled functions know the types of these tensors."""
-    return all(t is None or t.dtype in _KINDS for t in tensors)
+    return all(t is None or t.dtype in KINDS for t in tensors)
 
 
 class Table:
@@ -124,7 +124,7 @@ class Table:
             rows = [_in_one_order(tensors, n) for tensors, n in zip(zip(*lists, strict=True), segments, strict=True)]
             lists = self._kept = list(zip(*rows, strict=True))
         self.addresses: Ints = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
-        self.kinds = np.array([[_KINDS[t.dtype] for t in one] for one in lists], dtype=np.int8)
+        self.kinds = np.array([[KINDS[t.dtype] for t in one] for one in lists], dtype=np.int8)
         sizes: tuple[int, ...] = tuple(map(Tensor.numel, lists[0]))
         if any(n > 1 for n in segments):
             counts = np.asarray(segments)
@@ -144,7 +144,7 @@ def _chunks(lengths: tuple[int, ...]) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _readable(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype in _KINDS else tensor.detach().float()
+    return tensor if tensor.dtype in KINDS else tensor.detach().float()
 
 
 def _in_one_order(tensors: Sequence[Tensor], segments: int) -> list[Tensor]:
@@ -159,23 +159,12 @@ def _at(array: npt.NDArray[Any]) -> int:
 
 @cache
 def compiled() -> ctypes.CDLL:
-    """Return the compiled functions, from the cache folder or from the compiler.
+    """Return the functions of `native.c`.
 
     >>> compiled().chunk_dots.restype is None
     True
     """
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise VectorError(
-            "GYROSCOPE_BACKEND is 'native', which needs a C compiler, and there is none on the PATH. Install gcc or "
-            "clang (or name one in CC), or unset the variable."
-        )
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gyroscope")
-    path = folder / f"native-{_made_from(compiler)}.so"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _compile(compiler, path)
-    found = ctypes.CDLL(str(path))
+    found = library(SOURCE)
     whole, address = ctypes.c_int64, ctypes.c_void_p
     chunks: list[Any] = [whole, address, address, address, whole]
     found.chunk_dots.argtypes = [*chunks, whole, address, address, whole, address, address]
@@ -186,19 +175,36 @@ def compiled() -> ctypes.CDLL:
     return found
 
 
-def _made_from(compiler: str) -> str:
-    """Return a name for what is made from this source, by this compiler, on this processor."""
+def library(source: Path) -> ctypes.CDLL:
+    """Return what a source compiles to, from the cache folder or from the compiler; it may include `native.c`."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise VectorError(
+            "GYROSCOPE_BACKEND is 'native', which needs a C compiler, and there is none on the PATH. Install gcc or "
+            "clang (or name one in CC), or unset the variable."
+        )
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gyroscope")
+    path = folder / f"{source.stem}-{_made_from(compiler, source)}.so"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _compile(compiler, source, path)
+    return ctypes.CDLL(str(path))
+
+
+def _made_from(compiler: str, source: Path) -> str:
+    """Return a name for what is made from a source, by this compiler, on this processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     try:
         said = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
         processor = "".join(sorted(line for line in said if line.startswith(("flags", "Features", "model name"))))
     except OSError:
         processor = platform.processor()
-    parts = (SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), processor.encode(), torch.__version__.encode())
+    about = (" ".join(_FLAGS), processor, torch.__version__)
+    parts = (SOURCE.read_bytes(), source.read_bytes(), version, *map(str.encode, about))
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, source: Path, path: Path) -> None:
     """Compile to `path`: with threads where the compiler and torch have OpenMP, else without."""
     said = ""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -206,7 +212,7 @@ def _compile(compiler: str, path: Path) -> None:
         for threads in (["-fopenmp"], ["-fopenmp-simd"], []):
             # OpenMP is not linked: its functions are found in the library that torch has loaded, whose threads it uses.
             for step in (
-                [compiler, *_FLAGS, *threads, "-c", str(SOURCE), "-o", object_file],
+                [compiler, *_FLAGS, *threads, "-c", str(source), "-o", object_file],
                 [compiler, "-shared", object_file, "-o", str(made)],
             ):
                 result = subprocess.run(step, capture_output=True, text=True, check=False)
@@ -221,4 +227,4 @@ def _compile(compiler: str, path: Path) -> None:
                     continue
                 os.replace(made, path)
                 return
-    raise VectorError(f"{compiler} could not compile {SOURCE.name}: {said.strip():.500}. Unset GYROSCOPE_BACKEND.")
+    raise VectorError(f"{compiler} could not compile {source.name}: {said.strip():.500}. Unset GYROSCOPE_BACKEND.")

@@ -19,7 +19,7 @@ from gyroscope.base.hooks import is_capturing
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager
 from gyroscope.vectors.launch import CHUNK, Ints, Kept, cut, is_aligned, on, rows_of, stream_of, to_device
-from gyroscope.vectors.layout import aligned, is_dense, like, splits_in_memory
+from gyroscope.vectors.layout import aligned, by_type, is_dense, like, splits_in_memory
 
 _MOST_LISTS = 4  # inner products among more lists take several passes
 
@@ -279,14 +279,6 @@ def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], se
             for k, values in zip(columns, part.unbind(1), strict=True):
                 out[:, k].index_copy_(0, rows, values)
     return out
-
-
-def by_type(lists: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, ...], list[int]]:
-    """Group the layers that one launch can take together: those of the same dtypes."""
-    kinds: dict[tuple[torch.dtype, ...], list[int]] = {}
-    for i, types in enumerate(zip(*([t.dtype for t in one] for one in lists), strict=True)):
-        kinds.setdefault(types, []).append(i)
-    return kinds
 
 
 def _rows(members: Sequence[int], segments: Sequence[int], device: torch.device) -> Tensor:
