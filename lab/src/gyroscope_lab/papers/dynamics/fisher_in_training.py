@@ -1,0 +1,401 @@
+"""True, empirical and batch Fisher matrices as preconditioners (section 2.1 of Grosse's chapter, an open question).
+
+    F           = E_x E_{t ~ r(·|x)} [Dw Dwᵀ]         gradients of single examples, labels drawn from the model     (1)
+    F_emp       = E_{x,t} [∇J_{x,t} ∇J_{x,t}ᵀ]        gradients of single examples, labels of the data              (2)
+    F_emp^batch = E_B [∇J_B ∇J_Bᵀ]                    gradients of batches, as in RMSprop and Adam                  (4)
+
+The chapter's "per-example" matrices are the first two: they average the squares of the gradients of single examples,
+whereas adaptive methods square the average of a batch. F approximates the Hessian; F_emp need not, and its version of
+batches resembles F less. The chapter says that the effects of these choices on training seem not to have been measured.
+
+Here they are. All three are running averages of the same decay, and precondition the same gradients:
+
+    w ← w − η (d + λ)^(−p) ∇J        d the diagonal of a matrix; p = 1/2 as in RMSprop, p = 1 as in equation 3
+    K-FAC                            F or F_emp with Kronecker factors in place of a diagonal, and p = 1
+
+Each method has its best learning rate η and damping λ of a grid, whose rates go on while the best one is the first or
+the last. Losses are those of the whole training set, after the same number of steps from the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import exp, inf, log
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.optim import Optimizer
+
+from gyroscope_lab.data.source import Source
+from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.at_hand import pixels
+from gyroscope_lab.papers.dynamics.measurements import Gain, followed, gain, kept, mean_curve, training_of
+from gyroscope_lab.papers.dynamics.schedules import nothing_trained
+from gyroscope_lab.papers.study import Report, Study, Table, Verdict
+from gyroscope_lab.training.recipe import Recipe, register
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Matrix = Literal["true", "empirical", "batch"]
+Form = Literal["diagonal, -1/2", "diagonal, -1", "K-FAC"]
+_NAMES: dict[Matrix, str] = {"true": "F", "empirical": "F_emp", "batch": "F_emp of batches"}
+_COLORS: dict[Matrix, str] = {"true": "C0", "empirical": "C1", "batch": "C2"}
+_POWERS: dict[Form, float] = {"diagonal, -1/2": 0.5, "diagonal, -1": 1.0}
+#: The methods: matrices by form. There is no Kronecker factorization of the gradients of batches.
+METHODS: dict[Form, tuple[Matrix, ...]] = {
+    "diagonal, -1/2": ("true", "empirical", "batch"),
+    "diagonal, -1": ("true", "empirical", "batch"),
+    "K-FAC": ("true", "empirical"),
+}
+# The decay of all averages.
+_DECAY = 0.95
+# How often the rates of a grid go on past their end.
+_FURTHER = 6
+# The least loss that is told from 0.
+_LEAST = 1e-30
+
+
+class FisherDiagonal(Optimizer):
+    """w ← w − η (d + λ)^(−p) ∇J for a perceptron, with d a running average of squared gradients.
+
+    The t-th measurement has the weight max(1/t, 1 − decay) in the average. With the matrix "true" the labels of each
+    example are drawn once per step.
+
+    Args:
+        model: a perceptron, all of whose parameters are those of linear layers; its loss is the mean cross-entropy.
+        rate: η.
+        matrix: whose gradients are squared.
+        power: p.
+        damping: λ.
+        seed: the seed of the labels that are drawn.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, rate: float, matrix: Matrix, power: float, damping: float, seed: int = 0
+    ) -> None:
+        super().__init__(model.parameters(), {"lr": rate})
+        self.model, self.matrix, self.power, self.damping = model, matrix, power, damping
+        self.diagonal: dict[Tensor, Tensor] = {}
+        self._steps, self._draw = 0, torch.Generator().manual_seed(seed)
+        self._x: Tensor | None = None
+        self._gradient: Tensor | None = None
+        model.register_forward_hook(self._see)
+
+    def _see(self, _: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        if output.requires_grad and output.grad_fn is not None and self.matrix != "batch" and self.model.training:
+            self._x = args[0].detach()
+            output.register_hook(self._keep)  # type: ignore[no-untyped-call]
+
+    def _keep(self, gradient: Tensor) -> None:
+        self._gradient = gradient.detach()
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Measure the diagonal on the batch of this step, average it, and take the step."""
+        self._steps += 1
+        weight = max(1 / self._steps, 1 - _DECAY)
+        new = self._squares()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                d = self.diagonal.setdefault(parameter, torch.zeros_like(parameter))
+                d.lerp_(new[parameter], weight)
+                parameter.sub_(group["lr"] * parameter.grad / (d + self.damping) ** self.power)
+
+    def _squares(self) -> dict[Tensor, Tensor]:
+        if self.matrix == "batch":
+            return {one: one.grad.square() for group in self.param_groups for one in group["params"]}
+        assert self._x is not None
+        assert self._gradient is not None
+        # The loss is a mean over the batch.
+        given = self._gradient * len(self._x) if self.matrix == "empirical" else None
+        return squared_gradients(self.model, self._x, given, generator=self._draw)
+
+
+def squared_gradients(
+    model: nn.Module, x: Tensor, given: Tensor | None, *, generator: torch.Generator | None = None
+) -> dict[Tensor, Tensor]:
+    """Return the mean over examples of the squared gradient of each parameter of linear layers.
+
+    A layer h = Wx + b has the gradient g xᵀ for an example with g = ∂ℓ/∂h, so that the mean is E[g² (x²)ᵀ].
+
+    Args:
+        model: the model; it must treat examples independently.
+        x: the examples.
+        given: the gradient of each example's loss at the outputs; None for that of labels drawn from the model.
+        generator: draws them.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> squared_gradients(layer, torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]]))[layer.weight].item()
+    20.0
+    """
+    with _uses(model) as uses, torch.enable_grad():
+        output = model(x)
+        if given is None:
+            p = output.detach().softmax(1)
+            # By the inverse of the distribution function: `multinomial` raises where a training has diverged.
+            drawn = torch.rand(len(p), 1, generator=generator).to(p)
+            labels = (p.cumsum(1) < drawn).sum(1).clamp(max=p.shape[1] - 1)
+            given = p - F.one_hot(labels, p.shape[1])
+        gradients = torch.autograd.grad(output, [h for _, _, h in uses], grad_outputs=given)
+    found = {}
+    for (module, inputs, _), g in zip(uses, gradients, strict=True):
+        squares = g.square()
+        found[module.weight] = squares.T @ inputs.square() / len(x)
+        if module.bias is not None:
+            found[module.bias] = squares.mean(0)
+    return found
+
+
+@contextmanager
+def _uses(model: nn.Module) -> Iterator[list[tuple[nn.Linear, Tensor, Tensor]]]:
+    """The linear layers that are used within, with their inputs and outputs."""
+    found: list[tuple[nn.Linear, Tensor, Tensor]] = []
+
+    def see(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(module, nn.Linear)
+        found.append((module, args[0].detach(), output))
+
+    hooks = [one.register_forward_hook(see) for one in model.modules() if isinstance(one, nn.Linear)]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _made(recipe: Recipe, model: nn.Module) -> Optimizer:
+    return FisherDiagonal(model, rate=recipe.rate, **dict(recipe.options))
+
+
+register("fisher-diagonal", _made)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trainings of a scale: data, a network, a schedule, grids by form (rates are 10^(k/2)), and the seeds."""
+
+    source: Source
+    model: str
+    schedule: Schedule
+    rates: dict[Form, tuple[int, ...]]
+    dampings: tuple[float, ...]
+    seeds: int
+
+
+_RATES: dict[Form, tuple[int, ...]] = {
+    "diagonal, -1/2": (-5, -4, -3, -2, -1),
+    "diagonal, -1": (-6, -5, -4, -3, -2),
+    "K-FAC": (-4, -3, -2, -1, 0),
+}
+_DAMPINGS = (1e-9, 1e-7, 1e-5, 1e-3, 1e-1)
+PLANS = {
+    "smoke": Plan(
+        Source("digits"), "mlp-3x16", Schedule(epochs=4, batch=50, cuts=()),
+        {"diagonal, -1/2": (-3,), "diagonal, -1": (-4,), "K-FAC": (-2,)}, (1e-3,), 1,
+    ),
+    "small": Plan(Source("digits"), "mlp-3x32", Schedule(epochs=15, batch=50, cuts=()), _RATES, _DAMPINGS, 3),
+    "full": Plan(
+        Source("mnist"), "mlp-3x128", Schedule(epochs=1, batch=128, cuts=(), drop_last=True), _RATES, _DAMPINGS, 3
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that one training depends on."""
+
+    source: Source
+    model: str
+    schedule: Schedule
+    form: Form
+    matrix: Matrix
+    rate: float
+    damping: float
+    seed: int
+
+
+def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
+    """Return the loss of the training set before the first and after every epoch, and the test accuracy."""
+
+    def measure() -> dict[str, Any]:
+        options = (*pixels(setting.source), ("biases", True), ("init", "he_normal"))
+        task = Task("fisher", setting.source, setting.model, options, setting.schedule)
+        its = training_of(lab, task, _recipe(setting), seed=setting.seed)
+
+        def look() -> dict[str, Any]:
+            with torch.no_grad():
+                outputs = its.model(its.split.inputs(its.split.x_train))
+                return {"whole": float(F.cross_entropy(outputs, its.split.y_train))}
+
+        found = followed(its, look)
+        return {"loss": found["whole"], "test": 100 * its.finish().test_accuracy}
+
+    return kept(lab, "fisher", setting, measure)
+
+
+def _recipe(setting: Setting) -> Recipe:
+    options: dict[str, Any] = {"damping": setting.damping, "seed": setting.seed}
+    if setting.form == "K-FAC":
+        labels = "sampled" if setting.matrix == "true" else "true"
+        options |= {"labels": labels, "decay": _DECAY, "decompose_every": 1}
+    else:
+        options |= {"matrix": setting.matrix, "power": _POWERS[setting.form]}
+    optimizer = "kfac" if setting.form == "K-FAC" else "fisher-diagonal"
+    return Recipe(setting.form, setting.rate, optimizer, options=tuple(options.items()))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method at a rate and a damping: the number of epochs, and the runs of all seeds."""
+
+    form: Form
+    matrix: Matrix
+    rate: float
+    damping: float
+    epochs: int
+    runs: list[dict[str, Any]]
+
+    @property
+    def logs(self) -> list[float]:
+        """ln of the last loss of the training set, seed by seed; inf for trainings that diverged."""
+        lasts = [run["loss"][-1] if len(run["loss"]) > self.epochs else None for run in self.runs]
+        return [inf if last is None else log(max(last, _LEAST)) for last in lasts]
+
+    @property
+    def loss(self) -> float:
+        """The geometric mean over seeds of the last loss."""
+        return exp(float(np.mean(self.logs)))
+
+    @property
+    def curve(self) -> npt.NDArray[np.float64]:
+        """The geometric mean over seeds of the loss of the training set, before the first and after every epoch."""
+        logs = [[None if one is None else log(max(one, _LEAST)) for one in run["loss"]] for run in self.runs]
+        return np.exp(mean_curve(logs, self.epochs + 1))
+
+
+Key = tuple[Form, Matrix]
+
+
+def tuned(lab: Lab) -> dict[Key, list[Arm]]:
+    """Return all trainings of every method, the best rate and damping first."""
+    plan = PLANS[lab.scale]
+
+    def at(form: Form, matrix: Matrix, rate: int, damping: float) -> Arm:
+        told = (plan.source, plan.model, plan.schedule, form, matrix, 10 ** (rate / 2), damping)
+        runs = [trained(lab, Setting(*told, seed)) for seed in range(plan.seeds)]
+        return Arm(form, matrix, 10 ** (rate / 2), damping, plan.schedule.epochs, runs)
+
+    def best_first(form: Form, matrix: Matrix) -> list[Arm]:
+        rates = list(plan.rates[form])
+        found = {(k, damping): at(form, matrix, k, damping) for k in rates for damping in plan.dampings}
+        for _ in range(_FURTHER if len(rates) > 1 else 0):
+            best = min(found, key=lambda one: found[one].loss)[0]
+            if rates[0] < best < rates[-1]:
+                break
+            k = best - 1 if best == rates[0] else best + 1
+            rates = sorted((*rates, k))
+            found |= {(k, damping): at(form, matrix, k, damping) for damping in plan.dampings}
+        return sorted(found.values(), key=lambda one: one.loss)
+
+    return {(form, matrix): best_first(form, matrix) for form, several in METHODS.items() for matrix in several}
+
+
+def report(found: dict[Key, list[Arm]]) -> Report:
+    """The figure, the table and the verdicts."""
+    best = {key: several[0] for key, several in found.items()}
+    rows = tuple(
+        (form, _NAMES[matrix], f"{arm.rate:.3g}", f"{arm.damping:g}", f"{arm.loss:.3g}",
+         ", ".join(f"{exp(one):.3g}" for one in arm.logs), float(np.mean([run["test"] for run in arm.runs])))
+        for (form, matrix), arm in best.items()
+    )  # fmt: skip
+    columns = ("preconditioner", "matrix", "best rate", "best damping", "last loss", "by seed", "test %")
+    return Report(
+        {"figure": _figure(best)},
+        (Table("Loss of the training set, each method at its best rate and damping", columns, rows),),
+        tuple(_verdicts(best)),
+        {
+            "methods": [
+                {"form": form, "matrix": matrix, "rate": arm.rate, "damping": arm.damping, "runs": arm.runs}
+                for (form, matrix), arm in best.items()
+            ],
+            "grids": [
+                {"form": one.form, "matrix": one.matrix, "rate": one.rate, "damping": one.damping, "loss": one.loss}
+                for several in found.values()
+                for one in several
+            ],
+        },
+    )
+
+
+def _verdicts(best: dict[Key, Arm]) -> Iterator[Verdict]:
+    for form in METHODS:
+        yield _better(
+            f"{form}: F trains further than F_emp", "profound differences; F is the better curvature",
+            best[form, "true"], best[form, "empirical"],
+        )  # fmt: skip
+    for form in _POWERS:
+        yield _better(
+            f"{form}: F_emp of single examples trains further than that of batches",
+            "that of batches resembles F less", best[form, "empirical"], best[form, "batch"],
+        )  # fmt: skip
+    half, whole = _POWERS
+    squared: tuple[Matrix, ...] = ("empirical", "batch")
+    for matrix in squared:
+        yield _better(
+            f"the power -1/2 of {_NAMES[matrix]} trains further than -1",
+            "F_emp is nearly always used to the power -1/2", best[half, matrix], best[whole, matrix],
+        )  # fmt: skip
+
+
+def _better(says: str, paper: str, one: Arm, other: Arm) -> Verdict:
+    if not np.isfinite([*one.logs, *other.logs]).all():
+        return Verdict(says, paper, "a training diverges at every rate", None)
+    ahead = gain(other.logs, one.logs)
+    return Verdict(says, paper, f"last loss {one.loss:.3g} against {other.loss:.3g}: {_factor(ahead)}", ahead.above)
+
+
+def _factor(ahead: Gain) -> str:
+    span = "" if ahead.error is None else f" (× {exp(2 * ahead.error):.2f} at two standard errors)"
+    return f"{exp(ahead.mean):.2f} times lower{span}"
+
+
+def _figure(best: dict[Key, Arm]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    axes: Sequence[Any] = figure.subplots(1, len(METHODS), sharey=True)
+    for form, ax in zip(METHODS, axes, strict=True):
+        for matrix in METHODS[form]:
+            arm = best[form, matrix]
+            label = f"{_NAMES[matrix]}: η = {arm.rate:.3g}, λ = {arm.damping:g}"
+            for run in arm.runs:
+                ax.semilogy(range(len(run["loss"])), run["loss"], color=_COLORS[matrix], linewidth=0.6, alpha=0.5)
+            ax.semilogy(range(arm.epochs + 1), arm.curve, color=_COLORS[matrix], label=label)
+        ax.set_title("K-FAC" if form == "K-FAC" else f"diagonal, power −{'1/2' if '/' in form else '1'}", fontsize=9)
+        ax.set_xlabel("epoch", fontsize=9)
+        ax.tick_params(labelsize=8)
+        ax.legend(fontsize=7)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("loss of the training set", fontsize=9)
+    figure.suptitle("True, empirical and batch Fisher matrices as preconditioners", fontsize=11)
+    return figure
+
+
+def conclude(lab: Lab) -> Report:
+    """Report the losses of all methods after the same number of steps."""
+    return report(tuned(lab))
+
+
+STUDIES = (
+    Study("dynamics/fisher", "Section 2.1: true, empirical and batch Fisher matrices as preconditioners",
+          nothing_trained, conclude, seeds={scale: plan.seeds for scale, plan in PLANS.items()}),
+)  # fmt: skip
