@@ -1,7 +1,9 @@
 """The study of true, empirical and batch Fisher matrices as preconditioners."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -15,6 +17,7 @@ from gyroscope_lab.papers.dynamics.fisher_in_training import (
     STUDIES,
     Arm,
     FisherDiagonal,
+    Grid,
     Plan,
     report,
     squared_gradients,
@@ -123,13 +126,13 @@ def test_evaluations_between_steps_change_nothing(batch):
 
 
 def test_one_seed_decides_nothing(found):
-    assert [one.holds for one in found.verdicts] == [None] * 7
-    assert len(found.tables[0].rows) == sum(map(len, METHODS.values())) == 8
+    assert [one.holds for one in found.verdicts] == [None] * 14
+    assert [len(one.rows) for one in found.tables] == [sum(map(len, METHODS.values()))] * 2 == [8, 8]
 
 
 def made(form, matrix, loss, *, rate=0.1):
     runs = [{"loss": [2.3, loss * factor], "test": 90.0} for factor in (1.0, 1.05, 0.97)]
-    return [Arm(form, matrix, rate, 1e-3, 1, runs)]
+    return Grid({(-2, -3): Arm(form, matrix, rate, 1e-3, 1, runs)})
 
 
 def arms(**losses):
@@ -138,17 +141,17 @@ def arms(**losses):
     several = ((form, matrix) for form, matrices in METHODS.items() for matrix in matrices)
     shifts = iter((1.0, 1.001, 1.003, 0.998, 1.002, 0.997, 1.004, 0.999))
     found = {key: made(*key, losses[key[1]] * factors[key[0]]) for key in several}
-    for [arm] in found.values():  # seeds that differ alike would have no error
-        arm.runs[0]["loss"][1] *= next(shifts)
+    for grid in found.values():  # seeds that differ alike would have no error
+        grid.arms[-2, -3].runs[0]["loss"][1] *= next(shifts)
     return found
 
 
 @pytest.mark.parametrize(
     ("losses", "holds"),
     [
-        ({"true": 0.1, "empirical": 0.2, "batch": 0.3, "whole": 2.0}, [True] * 7),
-        ({"true": 0.3, "empirical": 0.2, "batch": 0.1, "whole": 0.5}, [False] * 7),
-        ({"true": 0.2, "empirical": 0.2, "batch": 0.2}, [None] * 7),
+        ({"true": 0.1, "empirical": 0.2, "batch": 0.3, "whole": 2.0}, [True] * 14),
+        ({"true": 0.3, "empirical": 0.2, "batch": 0.1, "whole": 0.5}, [False] * 14),
+        ({"true": 0.2, "empirical": 0.2, "batch": 0.2}, [None] * 14),
     ],
 )
 def test_verdicts_turn_with_their_numbers(losses, holds):
@@ -157,25 +160,40 @@ def test_verdicts_turn_with_their_numbers(losses, holds):
 
 def test_a_method_that_diverges_decides_nothing():
     found = arms(true=0.1, empirical=0.2, batch=0.3, whole=2.0)
-    found["K-FAC", "true"][0].runs[1]["loss"] = [2.3]
+    found["K-FAC", "true"].arms[-2, -3].runs[1]["loss"] = [2.3]
     verdict = report(found).verdicts[2]
     assert verdict.holds is None
     assert "diverges" in verdict.here
 
 
-def test_rates_go_on_while_the_best_is_the_first_or_the_last(lab, monkeypatch):
+def test_the_last_loss_and_the_mean_are_those_after_epochs():
+    arm = Arm("K-FAC", "true", 0.1, 1e-3, 2, [{"loss": [9.0, 0.1, 0.001]}, {"loss": [9.0, 0.4]}, {"loss": [9.0, None]}])
+    assert arm.logs("last") == pytest.approx([math.log(0.001), math.inf, math.inf])
+    assert arm.logs("mean")[0] == pytest.approx(math.log(0.01))
+    assert arm.curve[0] == pytest.approx(9.0)
+    assert np.isinf(arm.curve[2])
+
+
+@pytest.mark.parametrize(("measure", "best"), [("last", (3, -9)), ("mean", (-4, -3))])
+def test_a_grid_goes_on_while_the_best_of_a_measure_is_at_its_edge(lab, monkeypatch, measure, best):
+    """The last loss is least far above the rates and below the dampings of the grid, the mean within it."""
+
     def trained(_, setting):
-        # The best of all is at 10^1.5, three half decades above the grid.
-        return {"loss": [*[2.3] * 4, 1e-3 + abs(torch.tensor(setting.rate).log10().item() - 1.5)], "test": 90.0}
+        place = 2 * math.log10(setting.rate), math.log10(setting.damping)
+        last = 1e-3 + abs(place[0] - 3) + abs(place[1] + 9)
+        mean = 1e-3 + abs(place[0] + 4) + abs(place[1] + 3)
+        # Four epochs, and the geometric mean of their losses.
+        return {"loss": [2.3, *[(mean**4 / last) ** (1 / 3)] * 3, last], "test": 90.0}
 
     plan = PLANS["smoke"]
-    grid = dict.fromkeys(METHODS, (-2, -1, 0))
+    rates = dict.fromkeys(METHODS, (-5, -4, -3, -2, -1, 0))
     monkeypatch.setattr(fisher_in_training, "trained", trained)
-    monkeypatch.setitem(PLANS, "smoke", Plan(plan.source, plan.model, plan.schedule, grid, (1e-3, 1e-1), 2))
-    for several in tuned(lab).values():
-        assert several[0].rate == pytest.approx(10**1.5)
-        assert sorted({one.rate for one in several})[-1] == pytest.approx(100)
-        assert len(several) == 7 * 2
+    monkeypatch.setitem(PLANS, "smoke", Plan(plan.source, plan.model, plan.schedule, rates, (-5, -3, -1), 2))
+    for grid in tuned(lab).values():
+        assert grid.best(measure) == best
+        assert grid.edges(measure) == []
+        assert {one[0] for one in grid.arms} == set(range(-5, 5))
+        assert {one[1] for one in grid.arms} == {-11, -9, -7, -5, -3, -1}
 
 
 def test_the_report_is_strict_json(lab, found, tmp_path):

@@ -13,13 +13,16 @@ Here they are. All three are running averages of the same decay, and preconditio
     w ← w − η (d + λ)^(−p) ∇J        d the diagonal of a matrix; p = 1/2 as in RMSprop, p = 1 as in equation 3
     K-FAC                            F or F_emp with Kronecker factors in place of a diagonal, and p = 1
 
-Each method has its best learning rate η and damping λ of a grid, whose rates go on while the best one is the first or
-the last. Losses are those of the whole training set, after the same number of steps from the same weights.
+Each method has its best learning rate η and damping λ of a grid, which goes on, up to six times, while the best is at
+its edge. Losses are those of the whole training set, over the same number of steps from the same weights. There are two
+measures, and the best rate and damping of each: the last loss, and the geometric mean of those after every epoch. They
+differ. The empirical matrices vanish with the gradients of a training set that is nearly learned, so that steps get
+longer and a last loss very low; the mean also tells how soon a training set is learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import exp, inf, log
@@ -58,7 +61,9 @@ METHODS: dict[Form, tuple[Matrix, ...]] = {
 }
 # The decay of all averages.
 _DECAY = 0.95
-# How often the rates of a grid go on past their end.
+Measure = Literal["last", "mean"]
+MEASURES: dict[Measure, str] = {"last": "last loss", "mean": "mean loss"}
+# How often a grid goes on past its edge; rates lie a factor of √10 apart, dampings one of 100.
 _FURTHER = 6
 # The least loss that is told from 0.
 _LEAST = 1e-30
@@ -181,13 +186,13 @@ register("fisher-diagonal", _made)
 
 @dataclass(frozen=True)
 class Plan:
-    """The trainings of a scale: data, a network, a schedule, grids by form (rates are 10^(k/2)), and the seeds."""
+    """The trainings of a scale: data, a network, a schedule, the grids (rates are 10^(k/2)), and the seeds."""
 
     source: Source
     model: str
     schedule: Schedule
     rates: dict[Form, tuple[int, ...]]
-    dampings: tuple[float, ...]
+    dampings: tuple[int, ...]
     seeds: int
 
 
@@ -196,11 +201,12 @@ _RATES: dict[Form, tuple[int, ...]] = {
     "diagonal, -1": (-6, -5, -4, -3, -2),
     "K-FAC": (-4, -3, -2, -1, 0),
 }
-_DAMPINGS = (1e-9, 1e-7, 1e-5, 1e-3, 1e-1)
+# Powers of ten.
+_DAMPINGS = (-9, -7, -5, -3, -1)
 PLANS = {
     "smoke": Plan(
         Source("digits"), "mlp-3x16", Schedule(epochs=4, batch=50, cuts=()),
-        {"diagonal, -1/2": (-3,), "diagonal, -1": (-4,), "K-FAC": (-2,)}, (1e-3,), 1,
+        {"diagonal, -1/2": (-3,), "diagonal, -1": (-4,), "K-FAC": (-2,)}, (-3,), 1,
     ),
     "small": Plan(Source("digits"), "mlp-3x32", Schedule(epochs=15, batch=50, cuts=()), _RATES, _DAMPINGS, 3),
     "full": Plan(
@@ -264,16 +270,17 @@ class Arm:
     epochs: int
     runs: list[dict[str, Any]]
 
-    @property
-    def logs(self) -> list[float]:
-        """ln of the last loss of the training set, seed by seed; inf for trainings that diverged."""
-        lasts = [run["loss"][-1] if len(run["loss"]) > self.epochs else None for run in self.runs]
-        return [inf if last is None else log(max(last, _LEAST)) for last in lasts]
+    def logs(self, measure: Measure) -> list[float]:
+        """ln of the last loss of the training set, or its mean over epochs, seed by seed; inf if it diverged."""
+        kept = [[one for one in run["loss"][1:] if one is not None] for run in self.runs]
+        logs = [[log(max(one, _LEAST)) for one in losses] for losses in kept]
+        return [
+            inf if len(its) < self.epochs else its[-1] if measure == "last" else float(np.mean(its)) for its in logs
+        ]
 
-    @property
-    def loss(self) -> float:
-        """The geometric mean over seeds of the last loss."""
-        return exp(float(np.mean(self.logs)))
+    def loss(self, measure: Measure) -> float:
+        """The geometric mean over seeds of a measure."""
+        return exp(float(np.mean(self.logs(measure))))
 
     @property
     def curve(self) -> npt.NDArray[np.float64]:
@@ -285,107 +292,143 @@ class Arm:
 Key = tuple[Form, Matrix]
 
 
-def tuned(lab: Lab) -> dict[Key, list[Arm]]:
-    """Return all trainings of every method, the best rate and damping first."""
+@dataclass(frozen=True)
+class Grid:
+    """All trainings of a method, by the exponents of their rate and damping."""
+
+    arms: dict[tuple[int, int], Arm]
+
+    def best(self, measure: Measure) -> tuple[int, int]:
+        """Return the exponents of the best rate and damping."""
+        return min(self.arms, key=lambda one: self.arms[one].loss(measure))
+
+    def edges(self, measure: Measure) -> list[tuple[int, int]]:
+        """Return the axis (0 for rates, 1 for dampings) and the side (±1) of each edge at which the best is."""
+        best, found = self.best(measure), []
+        for axis in (0, 1):
+            values = [one[axis] for one in self.arms]
+            if min(values) < max(values):
+                found += [(axis, side) for side, end in ((-1, min(values)), (1, max(values))) if best[axis] == end]
+        return found
+
+
+def tuned(lab: Lab) -> dict[Key, Grid]:
+    """Return the trainings of every method."""
     plan = PLANS[lab.scale]
 
-    def at(form: Form, matrix: Matrix, rate: int, damping: float) -> Arm:
-        told = (plan.source, plan.model, plan.schedule, form, matrix, 10 ** (rate / 2), damping)
+    def at(form: Form, matrix: Matrix, k: int, j: int) -> Arm:
+        rate, damping = 10 ** (k / 2), 10.0**j
+        told = (plan.source, plan.model, plan.schedule, form, matrix, rate, damping)
         runs = [trained(lab, Setting(*told, seed)) for seed in range(plan.seeds)]
-        return Arm(form, matrix, 10 ** (rate / 2), damping, plan.schedule.epochs, runs)
+        return Arm(form, matrix, rate, damping, plan.schedule.epochs, runs)
 
-    def best_first(form: Form, matrix: Matrix) -> list[Arm]:
-        rates = list(plan.rates[form])
-        found = {(k, damping): at(form, matrix, k, damping) for k in rates for damping in plan.dampings}
-        for _ in range(_FURTHER if len(rates) > 1 else 0):
-            best = min(found, key=lambda one: found[one].loss)[0]
-            if rates[0] < best < rates[-1]:
+    def grid(form: Form, matrix: Matrix) -> Grid:
+        exponents = [list(plan.rates[form]), list(plan.dampings)]
+        found = Grid({})
+        for _ in range(1 + _FURTHER):
+            pairs = [(k, j) for k in exponents[0] for j in exponents[1] if (k, j) not in found.arms]
+            found = Grid(found.arms | {pair: at(form, matrix, *pair) for pair in pairs})
+            beyond = sorted({edge for measure in MEASURES for edge in found.edges(measure)})
+            for axis, side in beyond:
+                exponents[axis].append(side * (axis + 1) + (max if side > 0 else min)(exponents[axis]))
+            if not beyond:
                 break
-            k = best - 1 if best == rates[0] else best + 1
-            rates = sorted((*rates, k))
-            found |= {(k, damping): at(form, matrix, k, damping) for damping in plan.dampings}
-        return sorted(found.values(), key=lambda one: one.loss)
+        return found
 
-    return {(form, matrix): best_first(form, matrix) for form, several in METHODS.items() for matrix in several}
+    return {(form, matrix): grid(form, matrix) for form, several in METHODS.items() for matrix in several}
 
 
-def report(found: dict[Key, list[Arm]]) -> Report:
-    """The figure, the table and the verdicts."""
-    best = {key: several[0] for key, several in found.items()}
-    rows = tuple(
-        (form, _NAMES[matrix], f"{arm.rate:.3g}", f"{arm.damping:g}", f"{arm.loss:.3g}",
-         ", ".join(f"{exp(one):.3g}" for one in arm.logs), float(np.mean([run["test"] for run in arm.runs])))
-        for (form, matrix), arm in best.items()
-    )  # fmt: skip
-    columns = ("preconditioner", "matrix", "best rate", "best damping", "last loss", "by seed", "test %")
+def report(found: dict[Key, Grid]) -> Report:
+    """The figure, the tables and the verdicts."""
+    best = {measure: {key: grid.arms[grid.best(measure)] for key, grid in found.items()} for measure in MEASURES}
+    tables, numbers = [], []
+    for measure, name in MEASURES.items():
+        rows = []
+        for (form, matrix), arm in best[measure].items():
+            edges = ("rate", "damping")
+            at = ", ".join(edges[axis] for axis, _ in found[form, matrix].edges(measure)) or "no"
+            rows.append(
+                (form, _NAMES[matrix], f"{arm.rate:.3g}", f"{arm.damping:g}", at, f"{arm.loss(measure):.3g}",
+                 ", ".join(f"{exp(one):.3g}" for one in arm.logs(measure)),
+                 float(np.mean([run["test"] for run in arm.runs])))
+            )  # fmt: skip
+            numbers.append({"measure": measure, "form": form, "matrix": matrix, "rate": arm.rate,
+                            "damping": arm.damping, "runs": arm.runs})  # fmt: skip
+        columns = ("preconditioner", "matrix", "best rate", "best damping", "at an edge of the grid", name, "by seed",
+                   "test %")  # fmt: skip
+        tables.append(Table(f"Each method at the rate and damping of its least {name}", columns, tuple(rows)))
+    grids = [
+        {"form": one.form, "matrix": one.matrix, "rate": one.rate, "damping": one.damping}
+        | {measure: one.loss(measure) for measure in MEASURES}
+        for grid in found.values()
+        for one in grid.arms.values()
+    ]
     return Report(
         {"figure": _figure(best)},
-        (Table("Loss of the training set, each method at its best rate and damping", columns, rows),),
-        tuple(_verdicts(best)),
-        {
-            "methods": [
-                {"form": form, "matrix": matrix, "rate": arm.rate, "damping": arm.damping, "runs": arm.runs}
-                for (form, matrix), arm in best.items()
-            ],
-            "grids": [
-                {"form": one.form, "matrix": one.matrix, "rate": one.rate, "damping": one.damping, "loss": one.loss}
-                for several in found.values()
-                for one in several
-            ],
-        },
+        tuple(tables),
+        tuple(verdict for measure in MEASURES for verdict in _verdicts(best[measure], measure)),
+        {"methods": numbers, "grids": grids},
     )
 
 
-def _verdicts(best: dict[Key, Arm]) -> Iterator[Verdict]:
+def _verdicts(best: dict[Key, Arm], measure: Measure) -> Iterator[Verdict]:
     for form in METHODS:
         yield _better(
             f"{form}: F trains further than F_emp", "profound differences; F is the better curvature",
-            best[form, "true"], best[form, "empirical"],
+            best[form, "true"], best[form, "empirical"], measure,
         )  # fmt: skip
     for form in _POWERS:
         yield _better(
             f"{form}: F_emp of single examples trains further than that of batches",
-            "that of batches resembles F less", best[form, "empirical"], best[form, "batch"],
+            "that of batches resembles F less", best[form, "empirical"], best[form, "batch"], measure,
         )  # fmt: skip
     half, whole = _POWERS
     squared: tuple[Matrix, ...] = ("empirical", "batch")
     for matrix in squared:
         yield _better(
             f"the power -1/2 of {_NAMES[matrix]} trains further than -1",
-            "F_emp is nearly always used to the power -1/2", best[half, matrix], best[whole, matrix],
+            "F_emp is nearly always used to the power -1/2", best[half, matrix], best[whole, matrix], measure,
         )  # fmt: skip
 
 
-def _better(says: str, paper: str, one: Arm, other: Arm) -> Verdict:
-    if not np.isfinite([*one.logs, *other.logs]).all():
+def _better(says: str, paper: str, one: Arm, other: Arm, measure: Measure) -> Verdict:
+    says, logs = f"{says}, by the {MEASURES[measure]}", (one.logs(measure), other.logs(measure))
+    if not np.isfinite(logs).all():
         return Verdict(says, paper, "a training diverges at every rate", None)
-    ahead = gain(other.logs, one.logs)
-    return Verdict(says, paper, f"last loss {one.loss:.3g} against {other.loss:.3g}: {_factor(ahead)}", ahead.above)
+    ahead = gain(logs[1], logs[0])
+    return Verdict(says, paper, f"{one.loss(measure):.3g} against {other.loss(measure):.3g}: {_factor(ahead)}",
+                   ahead.above)  # fmt: skip
 
 
 def _factor(ahead: Gain) -> str:
-    span = "" if ahead.error is None else f" (× {exp(2 * ahead.error):.2f} at two standard errors)"
-    return f"{exp(ahead.mean):.2f} times lower{span}"
+    span = "" if ahead.error is None else f" (a factor of {exp(2 * ahead.error):.2f} is two standard errors)"
+    return f"{exp(ahead.mean):.3g} times lower{span}"
 
 
-def _figure(best: dict[Key, Arm]) -> Figure:
+def _figure(best: dict[Measure, dict[Key, Arm]]) -> Figure:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
-    axes: Sequence[Any] = figure.subplots(1, len(METHODS), sharey=True)
-    for form, ax in zip(METHODS, axes, strict=True):
-        for matrix in METHODS[form]:
-            arm = best[form, matrix]
-            label = f"{_NAMES[matrix]}: η = {arm.rate:.3g}, λ = {arm.damping:g}"
-            for run in arm.runs:
-                ax.semilogy(range(len(run["loss"])), run["loss"], color=_COLORS[matrix], linewidth=0.6, alpha=0.5)
-            ax.semilogy(range(arm.epochs + 1), arm.curve, color=_COLORS[matrix], label=label)
-        ax.set_title("K-FAC" if form == "K-FAC" else f"diagonal, power −{'1/2' if '/' in form else '1'}", fontsize=9)
+    figure = Figure(figsize=(10.2, 5.8), layout="constrained")
+    axes = figure.subplots(len(MEASURES), len(METHODS), sharex=True, sharey=True)
+    for (measure, its), row in zip(best.items(), axes, strict=True):
+        for form, ax in zip(METHODS, row, strict=True):
+            for matrix in METHODS[form]:
+                arm = its[form, matrix]
+                label = f"{_NAMES[matrix]}: η = {arm.rate:.3g}, λ = {arm.damping:g}"
+                for run in arm.runs:
+                    losses = [np.nan if one is None else one for one in run["loss"]]
+                    ax.semilogy(range(len(losses)), losses, color=_COLORS[matrix], linewidth=0.6, alpha=0.5)
+                ax.semilogy(range(arm.epochs + 1), arm.curve, color=_COLORS[matrix], label=label)
+            named = "K-FAC" if form == "K-FAC" else f"diagonal, power −{'1/2' if '/' in form else '1'}"
+            ax.set_title(f"{named}, least {MEASURES[measure]}", fontsize=9)
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.tick_params(labelsize=8)
+            ax.legend(fontsize=7, loc="lower left")
+            ax.spines[["top", "right"]].set_visible(False)
+        row[0].set_ylabel("loss of the training set", fontsize=9)
+    for ax in axes[-1]:
         ax.set_xlabel("epoch", fontsize=9)
-        ax.tick_params(labelsize=8)
-        ax.legend(fontsize=7)
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("loss of the training set", fontsize=9)
     figure.suptitle("True, empirical and batch Fisher matrices as preconditioners", fontsize=11)
     return figure
 
