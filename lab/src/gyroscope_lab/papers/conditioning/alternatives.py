@@ -281,8 +281,8 @@ def _tuned(by_depth: dict[int, dict[str, Named]], plan: Plan) -> Verdict:
 
 
 def _factor(better: Gain) -> str:
-    span = "" if better.error is None else f" (× {exp(2 * better.error):.2f} at two standard errors)"
-    return f"{exp(better.mean):.2f} times lower{span}"
+    span = "" if better.error is None else f" (a factor of {exp(2 * better.error):.2f} is two standard errors)"
+    return f"{exp(abs(better.mean)):.3g} times {'lower' if better.mean >= 0 else 'higher'}{span}"
 
 
 def _of_single(found: Sequence[Named], plan: Plan) -> list[Verdict]:
@@ -351,6 +351,8 @@ def draw(found: Sequence[Named], plan: Plan) -> Figure:
                 ax.axhline(its[name].mean, color=_COLORS[name], linestyle=style, linewidth=1.4, label=name)
                 ax.axhspan(*np.exp([min(its[name].logs), max(its[name].logs)]), color=_COLORS[name], alpha=0.12)
         ax.set(xscale="log", yscale="log")
+        ax.set_xticks(list(constants.values()), [f"{value:g}" for value in constants.values()])
+        ax.minorticks_off()
         ax.set_title(f"{depth} layers", fontsize=9)
         ax.set_xlabel("constant", fontsize=9)
         ax.tick_params(labelsize=8)

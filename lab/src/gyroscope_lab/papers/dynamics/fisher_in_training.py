@@ -186,7 +186,17 @@ register("fisher-diagonal", _made)
 
 @dataclass(frozen=True)
 class Plan:
-    """The trainings of a scale: data, a network, a schedule, the grids (rates are 10^(k/2)), and the seeds."""
+    """The trainings of a scale.
+
+    Attributes:
+        source: the data.
+        model: the network.
+        schedule: the epochs and the size of a batch.
+        rates: the rates by form, 10^(k/2).
+        dampings: the dampings, 10^j.
+        seeds: the number of seeds.
+        decompose_every: the number of steps between two decompositions of K-FAC's factors.
+    """
 
     source: Source
     model: str
@@ -194,6 +204,7 @@ class Plan:
     rates: dict[Form, tuple[int, ...]]
     dampings: tuple[int, ...]
     seeds: int
+    decompose_every: int = 1
 
 
 _RATES: dict[Form, tuple[int, ...]] = {
@@ -210,7 +221,8 @@ PLANS = {
     ),
     "small": Plan(Source("digits"), "mlp-3x32", Schedule(epochs=15, batch=50, cuts=()), _RATES, _DAMPINGS, 3),
     "full": Plan(
-        Source("mnist"), "mlp-3x128", Schedule(epochs=1, batch=128, cuts=(), drop_last=True), _RATES, _DAMPINGS, 3
+        Source("mnist", per_class=1000), "mlp-3x128", Schedule(epochs=5, batch=128, cuts=(), drop_last=True), _RATES,
+        _DAMPINGS, 3, decompose_every=10,
     ),
 }  # fmt: skip
 
@@ -227,6 +239,7 @@ class Setting:
     rate: float
     damping: float
     seed: int
+    decompose_every: int = 1
 
 
 def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
@@ -252,7 +265,7 @@ def _recipe(setting: Setting) -> Recipe:
     options: dict[str, Any] = {"damping": setting.damping, "seed": setting.seed}
     if setting.form == "K-FAC":
         labels = "sampled" if setting.matrix == "true" else "true"
-        options |= {"labels": labels, "decay": _DECAY, "decompose_every": 1}
+        options |= {"labels": labels, "decay": _DECAY, "decompose_every": setting.decompose_every}
     else:
         options |= {"matrix": setting.matrix, "power": _POWERS[setting.form]}
     optimizer = "kfac" if setting.form == "K-FAC" else "fisher-diagonal"
@@ -319,7 +332,7 @@ def tuned(lab: Lab) -> dict[Key, Grid]:
     def at(form: Form, matrix: Matrix, k: int, j: int) -> Arm:
         rate, damping = 10 ** (k / 2), 10.0**j
         told = (plan.source, plan.model, plan.schedule, form, matrix, rate, damping)
-        runs = [trained(lab, Setting(*told, seed)) for seed in range(plan.seeds)]
+        runs = [trained(lab, Setting(*told, seed, plan.decompose_every)) for seed in range(plan.seeds)]
         return Arm(form, matrix, rate, damping, plan.schedule.epochs, runs)
 
     def grid(form: Form, matrix: Matrix) -> Grid:
@@ -402,7 +415,7 @@ def _better(says: str, paper: str, one: Arm, other: Arm, measure: Measure) -> Ve
 
 def _factor(ahead: Gain) -> str:
     span = "" if ahead.error is None else f" (a factor of {exp(2 * ahead.error):.2f} is two standard errors)"
-    return f"{exp(ahead.mean):.3g} times lower{span}"
+    return f"{exp(abs(ahead.mean)):.3g} times {'lower' if ahead.mean >= 0 else 'higher'}{span}"
 
 
 def _figure(best: dict[Measure, dict[Key, Arm]]) -> Figure:
