@@ -289,13 +289,14 @@ def test_preresnet_v1_lacks_the_last_normalization_alone():
         (
             "resnet-110",
             {"keras": True, "last_norm": True},
-            "`keras` must be False with batch_norm=False or last_norm=True: it is one network as it is",
+            "`keras` must be False with batch_norm=False, last_norm=True, pool_norm=True or a divisor: it is one",
         ),
         (
             "resnet-8",
             {"keras": True, "batch_norm": False},
-            "`keras` must be False with batch_norm=False or last_norm=True: it is one network as it is",
+            "`keras` must be False with batch_norm=False, last_norm=True, pool_norm=True or a divisor: it is one",
         ),
+        ("resnet-8", {"keras": True, "divisor": 2.0}, "`keras` must be False with"),
         ("preresnet-112", {}, r"`depth` must be 6n \+ 2: 8, 14, 20, …, got 112\. Try 110"),
         ("resnet-8", {"classes": 0}, "`channels` and `classes` must be whole numbers ≥ 1, got 3 and 0"),
         ("c10-cnn1", {"channels": 0}, "`channels` and `classes` must be whole numbers ≥ 1, got 0 and 10"),

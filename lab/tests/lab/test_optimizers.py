@@ -206,6 +206,16 @@ def test_the_test_loss_is_that_of_the_weights_after_each_epoch():
     assert stepped(Trial(replace(COSINE, test_loss=False), RECIPES[0]), SPLIT).test_losses == []
 
 
+@pytest.mark.parametrize("test_loss", [False, True])
+def test_the_test_curve_ends_with_the_test_accuracy_and_changes_nothing_else(test_loss):
+    task = replace(COSINE, test_loss=test_loss)
+    with_curve = stepped(Trial(replace(task, test_curve=True), RECIPES[0]), SPLIT).finish()
+    without = stepped(Trial(task, RECIPES[0]), SPLIT).finish()
+    assert len(with_curve.test_accuracies) == 4
+    assert with_curve.test_accuracies[-1] == pytest.approx(with_curve.test_accuracy)
+    assert replace(with_curve, test_accuracies=[]) == without
+
+
 def test_the_loop_follows_the_cosine_step_by_step():
     seen = []
 

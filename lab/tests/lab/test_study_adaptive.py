@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -6,6 +8,8 @@ from gyroscope_lab.papers.rotation import adaptive, paper
 from gyroscope_lab.papers.rotation.adaptive import alike, columns, distance, equivalents, lead, shake
 from gyroscope_lab.papers.rotation.recipes import layca
 from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
+from lab.made_lab import MadeLab
 from lab.pretended import full_lab, raw
 
 STUDIES = {study.name: study for study in adaptive.STUDIES}
@@ -193,7 +197,7 @@ def test_a_copy_turns_every_layer_about_as_far_as_what_it_copies(lab, reports):
         np.testing.assert_allclose(copied["rotation"][-1], method["rotation"][-1], rtol=0.5, atol=0.01)
 
 
-def test_equivalents_are_compared_on_held_out_digits_too(lab, reports):
+def test_equivalents_are_compared_on_test_digits_too(lab, reports):
     report = reports["speed/fig6"]
     assert all(verdicts(report).values())
     trials = STUDIES["speed/fig6"].trials(lab)
@@ -202,9 +206,26 @@ def test_equivalents_are_compared_on_held_out_digits_too(lab, reports):
             raw(lab, next(t for t in trials if (t.task, t.recipe) == pair)) for pair in equivalents(lab, column)
         )
         assert len(method["validation"]) == len(method["accuracy"])
-        for place, which in ((3, "accuracy"), (4, "validation")):
+        for place, which in ((3, "accuracy"), (4, "test_accuracies")):
             apart = np.mean([100 * abs(a - b) for a, b in zip(method[which], plain[which], strict=True)])
             assert row[place] == pytest.approx(apart)
+
+
+def test_kept_trainings_without_test_curves_are_compared_on_held_out_images(tmp_path):
+    def make(trial):
+        validation = [0.4, 0.6 if "SGD" in trial.recipe.name else 0.5]
+        return Result(1.0, 0.88, [1.0, 0.5], ["a"], [[0.0], [0.8]], accuracy=[0.5, 1.0], validation=validation)
+
+    study = STUDIES["speed/fig6"]
+    report = study.run(MadeLab(Archive(tmp_path), "full", make=make))
+    assert report.tables[0].columns[4] == "validation"
+    assert [row[3:5] for row in report.tables[0].rows] == [pytest.approx((0.0, 5.0))] * 5
+    assert {one.holds for one in report.verdicts} == {False}
+    tested = MadeLab(Archive(tmp_path), "full", make=lambda trial: replace(make(trial), test_accuracies=[0.4, 0.5]))
+    report = study.run(tested)
+    assert report.tables[0].columns[4] == "test"
+    assert {one.holds for one in report.verdicts} == {True}
+    assert {trial.task.test_curve for trial in study.trials(tested)} == {True}
 
 
 def test_the_stand_in_trains_on_as_many_digits_as_it_holds_out(lab):

@@ -112,7 +112,7 @@ CHANGES = [(kind, name) for kind, known in OTHERS.items() for name in known]
 
 def test_every_field_that_a_trial_has_is_looked_at_here():
     for kind, known in OTHERS.items():
-        unheeded = {Task: {"name", "precision"}, Recipe: {"name"}}.get(kind, set())
+        unheeded = {Task: {"name", "precision", "test_curve"}, Recipe: {"name"}}.get(kind, set())
         assert set(known) == {field.name for field in fields(kind)} - unheeded, kind
 
 
@@ -122,6 +122,12 @@ def test_what_a_task_would_be_computed_in_is_not_what_its_trial_is():
     assert describes(asked.description, SGD)
     assert replace(asked, precision="bf16").key != SGD.key
     assert not describes(replace(asked, precision="bf16").description, SGD)
+
+
+def test_a_curve_that_is_measured_in_addition_is_no_other_trial():
+    asked = replace(SGD, task=replace(SGD.task, test_curve=True))
+    assert asked.key == SGD.key
+    assert describes(asked.description, SGD)
 
 
 @pytest.mark.parametrize(("kind", "name"), CHANGES, ids=lambda value: getattr(value, "__name__", value))

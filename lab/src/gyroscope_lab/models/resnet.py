@@ -7,6 +7,7 @@ PreResNet and PreResNet_v1, with pre-activation. Wide residual networks, as in t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 import torch
 from torch import nn
@@ -34,6 +35,8 @@ def resnet(
     keras: bool = False,
     batch_norm: bool = True,
     last_norm: bool = False,
+    pool_norm: bool = False,
+    divisor: float = 1.0,
     classifier_bias: bool = True,
     checkpointed: bool = False,
 ) -> nn.Sequential:
@@ -55,6 +58,9 @@ def resnet(
         batch_norm: False for a network without normalization.
         last_norm: normalize the averages over pixels as well (the conditioning paper's LastBN); gains start from
             U(0, 1), as in Torch 7.
+        pool_norm: normalize the output of the last block, before the average over pixels; with batch_norm=False it is
+            the only normalization, as in Bjorck et al. (2018).
+        divisor: the constant by which the averages over pixels are divided.
         classifier_bias: True for a classifier with a bias; with `keras` it has none.
         checkpointed: True for blocks that keep only their inputs and recompute the rest in the backward pass: less
             memory, more work, the same numbers.
@@ -67,13 +73,29 @@ def resnet(
     """
     blocks = blocks_per_stage(depth)
     require_images(channels, classes)
-    if keras and (last_norm or not batch_norm):
-        raise LabError("`keras` must be False with batch_norm=False or last_norm=True: it is one network as it is.")
+    if keras and (last_norm or pool_norm or divisor != 1 or not batch_norm):
+        raise LabError(
+            "`keras` must be False with batch_norm=False, last_norm=True, pool_norm=True or a divisor: it is one "
+            "network as it is."
+        )
+    if not 0 < divisor < inf:
+        raise LabError(f"`divisor` must be a finite number > 0, got {divisor}.")
     generator = torch.Generator().manual_seed(seed)
     convolutions, linear = (he_normal_truncated_, None) if keras else (he_normal_fan_out_, uniform_)
     norm: Norm = keras_norm if keras else nn.BatchNorm2d if batch_norm else _unnormalized
+    before: dict[str, nn.Module] = {"last_norm": nn.BatchNorm1d(WIDTHS[-1])} if last_norm else {}
+    if divisor != 1:
+        before["divided"] = Divided(divisor)
+
+    def build() -> nn.Sequential:
+        model = _without_classifier(blocks, channels, norm, keras, checkpointed)
+        if pool_norm:
+            model.add_module("pool_norm", nn.BatchNorm2d(WIDTHS[-1]))
+        add_classifier(model, WIDTHS[-1], classes, bias=classifier_bias and not keras, before=before)
+        return model
+
     model = initialized(
-        lambda: _resnet(blocks, channels, classes, norm, keras, last_norm, classifier_bias and not keras, checkpointed),
+        build,
         generator=generator,
         initializer=convolutions,
         linear=linear,
@@ -133,16 +155,27 @@ def shapes(blocks: int) -> Iterator[tuple[str, int, int, int]]:
             channels = width
 
 
-def _resnet(
-    blocks: int,
-    channels: int,
-    classes: int,
-    norm: Norm,
-    keras: bool,
-    last_norm: bool,
-    bias: bool,
-    checkpointed: bool,
-) -> nn.Sequential:
+class Divided(nn.Module):
+    """y = x/c with a constant c.
+
+    >>> Divided(4.0)(torch.ones(2)).tolist()
+    [0.25, 0.25]
+    """
+
+    def __init__(self, divisor: float) -> None:
+        super().__init__()
+        self.divisor = divisor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y."""
+        return x / self.divisor
+
+    def extra_repr(self) -> str:
+        """Return the constant, as shown by `print`."""
+        return f"{self.divisor:g}"
+
+
+def _without_classifier(blocks: int, channels: int, norm: Norm, keras: bool, checkpointed: bool) -> nn.Sequential:
     model = nn.Sequential()
     model.add_module("conv", conv3x3(channels, WIDTHS[0]))
     model.add_module("norm", norm(WIDTHS[0]))
@@ -151,8 +184,6 @@ def _resnet(
         block = BasicBlock(narrow, wide, stride=stride, norm=norm, projection=keras, same=keras)
         block.checkpointed = checkpointed
         model.add_module(name, block)
-    before = {"last_norm": nn.BatchNorm1d(WIDTHS[-1])} if last_norm else {}
-    add_classifier(model, WIDTHS[-1], classes, bias=bias, before=before)
     return model
 
 

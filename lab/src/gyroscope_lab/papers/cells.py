@@ -85,7 +85,9 @@ class Cell:
         """The training loss of each epoch, the mean over seeds."""
         return self.by_epoch("loss")
 
-    def by_epoch(self, name: Literal["loss", "accuracy", "validation", "rotation"]) -> npt.NDArray[np.float64]:
+    def by_epoch(
+        self, name: Literal["loss", "accuracy", "validation", "test_accuracies", "rotation"]
+    ) -> npt.NDArray[np.float64]:
         """Return a curve of `Result` by its name: the mean over seeds, as far as all of them went."""
         curves = [getattr(result, name) for result in self.results]
         epochs = min(map(len, curves))

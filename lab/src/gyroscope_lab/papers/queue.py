@@ -228,7 +228,8 @@ def _listed(named: tuple[tuple[str, Study], ...]) -> Mapping[str, _Listed]:
         required |= needed
         for trial in study.trials(replace(full, known=True)):
             for one in _kept_as(trial).lineage:
-                trials.setdefault(one.key, one)
+                if one.task.test_curve or one.key not in trials:  # of equal trials, the one that measures more
+                    trials[one.key] = one
                 served.setdefault(one.key, [])
                 if name not in served[one.key]:
                     served[one.key].append(name)

@@ -119,6 +119,7 @@ def state_of(training: Training) -> dict[str, Any]:
         "ended": training.ended,
         "curves": [training.loss, training.accuracy, training.validation, training.rotation, training.norms],
         "test_losses": training.test_losses,
+        "test_accuracies": training.test_accuracies,
         "model": training.model.state_dict(),
         "optimizer": training.optimizer.state_dict(),
         "initial": training.gauge.initial,
@@ -136,7 +137,8 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     """Resume a training from a state of `state_of`; the monitor loads its own part later."""
     training.epoch, training.ended = state["epoch"], state["ended"]
     training.loss, training.accuracy, training.validation, training.rotation, training.norms = state["curves"]
-    training.test_losses = state.get("test_losses", [])  # absent in checkpoints of version 0.1
+    # Absent in checkpoints of version 0.1.
+    training.test_losses, training.test_accuracies = (state.get(f"test_{one}", []) for one in ("losses", "accuracies"))
     training.model.load_state_dict(state["model"])
     training.optimizer.load_state_dict(with_options_of(training.optimizer, state["optimizer"]))
     for there, saved in zip(training.gauge.initial, state["initial"], strict=True):

@@ -51,6 +51,7 @@ class Result:
         accuracy: the training accuracy of each epoch, measured during training.
         validation: the validation accuracy after each epoch; empty if no examples were held out.
         test_losses: the loss on the test examples after each epoch; empty unless the task asks for it.
+        test_accuracies: the accuracy on the test examples after each epoch; empty unless the task asks for it.
         norms: ‖w‖ of each layer, at the start and at the end.
         tested: the epoch whose weights were tested, counted from 1.
         ended: the reason why training stopped before its last epoch; None if it did not.
@@ -72,6 +73,7 @@ class Result:
     ended: str | None = None
     seconds: float = field(default=0.0, compare=False)
     test_losses: list[float] = field(default_factory=list)
+    test_accuracies: list[float] = field(default_factory=list)
 
     @property
     def final_rotation(self) -> list[float]:
@@ -118,7 +120,7 @@ class Result:
         """
         values = asdict(self)
         if small:
-            for name in ("train_accuracy", "test_accuracy", "accuracy", "validation", "rotation"):
+            for name in ("train_accuracy", "test_accuracy", "accuracy", "validation", "test_accuracies", "rotation"):
                 values[name] = _rounded(values[name], lambda value: round(value, 6))
             for name in ("loss", "norms", "test_losses"):
                 values[name] = _rounded(values[name], lambda value: float(f"{value:.5g}"))
@@ -141,7 +143,8 @@ class Result:
             if isinstance(known["rotation"], dict):
                 known["rotation"] = _unpacked(known["rotation"], epochs=len(known["loss"]))
             found = cls(**known)
-            rows = [found.loss, found.accuracy, found.validation, found.test_losses, *found.rotation, *found.norms]
+            rows = [found.loss, found.accuracy, found.validation, found.test_losses, found.test_accuracies]
+            rows += [*found.rotation, *found.norms]
             # A sum raises TypeError for rows that are not numbers.
             _ = [sum(row, start=found.train_accuracy + found.test_accuracy) for row in rows]
             return found

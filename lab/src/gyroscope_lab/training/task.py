@@ -36,6 +36,7 @@ class Task:
         fails: (epoch, accuracy): stop if the training accuracy of this epoch, counted from 0, is at most this.
         precision: the precision of the computation; None for the default of the device.
         test_loss: measure the loss on the test examples after every epoch.
+        test_curve: measure the accuracy on the test examples after every epoch; it does not change the trial's key.
 
     >>> task = Task("digits", Source("digits"), "digits-cnn")
     >>> task.network(seed=0)[0].weight.shape
@@ -54,6 +55,7 @@ class Task:
     fails: tuple[int, float] | None = None
     precision: Precision | None = None
     test_loss: bool = False
+    test_curve: bool = False
 
     def __post_init__(self) -> None:
         require_kinds(self)

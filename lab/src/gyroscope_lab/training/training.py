@@ -89,7 +89,7 @@ class Training:
 
     Attributes:
         epoch: the number of completed epochs.
-        loss, accuracy, validation, test_losses, rotation: as in `Result`.
+        loss, accuracy, validation, test_losses, test_accuracies, rotation: as in `Result`.
         ended: the reason to stop early, or None.
         waiting: True while it waits for the readings of an epoch.
         rank, ranks: the rank of this process, and the number of processes; see `gyroscope_lab.training.spread`.
@@ -148,6 +148,7 @@ class Training:
         self.accuracy: list[float] = []
         self.validation: list[float] = []
         self.test_losses: list[float] = []
+        self.test_accuracies: list[float] = []
         self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         self.rotation, self.norms = [[0.0] * len(self.gauge.names)], [self.gauge.read()[:, 1].tolist()]
         self.best: tuple[float, int, dict[str, Tensor]] | None = None
@@ -285,6 +286,8 @@ class Training:
             values.append(self._evaluated(self.split.x_val, self.split.y_val)[None])
         if self.trial.task.test_loss:
             values.append(self._test_loss()[None])
+        if self.trial.task.test_curve:
+            values.append(self._evaluated(self.split.x_test, self.split.y_test)[None])
         return Reading(torch.cat(values))
 
     def _close_epoch(self, numbers: list[float]) -> None:
@@ -302,6 +305,8 @@ class Training:
         if self.trial.task.test_loss:
             self.test_losses.append(next(others))
             told["test_loss"] = self.test_losses[-1]
+        if self.trial.task.test_curve:
+            self.test_accuracies.append(next(others))
         if self.monitor is not None:
             self.monitor.log(told)
         if self.trial.task.tests == "best" and (self.best is None or self.validation[-1] > self.best[0]):
@@ -335,7 +340,8 @@ class Training:
             test = float(self._evaluated(split.x_test, split.y_test))
         result = Result(
             trained, test, loss=self.loss, layers=self.gauge.names, rotation=self.rotation, accuracy=self.accuracy,
-            validation=self.validation, test_losses=self.test_losses, norms=self.norms, tested=tested, ended=self.ended,
+            validation=self.validation, test_losses=self.test_losses, test_accuracies=self.test_accuracies,
+            norms=self.norms, tested=tested, ended=self.ended,
             seconds=self.before + time.perf_counter() - self.began,
         )  # fmt: skip
         if self.monitor is not None and self.folder is not None:
