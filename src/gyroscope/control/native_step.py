@@ -1,4 +1,4 @@
-"""The fused step on a CPU (`native_step.c`): one call per step for all layers of a group, as the kernel of `fused` on CUDA.
+"""The fused step on a CPU (`native_step.c`): one call for all layers of a group, as the kernel of `fused` on CUDA.
 
 It is used where `GYROSCOPE_BACKEND` is `native`; see `gyroscope.vectors.native`.
 """
