@@ -115,17 +115,17 @@ def _leave_out_what_has_no_effect() -> None:
     owner.broadcast_impl_value = broadcast
 
 
-def assert_cases_hold(cases: Path, *, more_than: int) -> None:
+def assert_cases_hold(cases: Path, *, more_than: int, backend: str = "triton") -> None:
     with TemporaryDirectory() as folder:
         said = Path(folder) / "said"
-        forked.start(_run_cases, str(cases), str(said))
+        forked.start(_run_cases, str(cases), str(said), backend)
         assert said.read_text().count("PASSED ") > more_than, "few cases ran, or none:\n" + said.read_text()
 
 
-def _run_cases(_: int, cases: str, said: str) -> None:
+def _run_cases(_: int, cases: str, said: str, backend: str) -> None:
     with open(said, "w") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
-    os.environ["GYROSCOPE_BACKEND"] = "triton"
+    os.environ["GYROSCOPE_BACKEND"] = backend
     failed = pytest.main([cases, "--tb=short", "-rA"])
     assert not failed, Path(said).read_text()

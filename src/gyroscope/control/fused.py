@@ -35,7 +35,6 @@ from gyroscope.vectors.launch import (
 )
 from gyroscope.vectors.triton import TYPES, fetch, pointer, rounded, total
 
-
 _NUMBER = {rule: number for number, rule in enumerate(RULES)}
 GIVEN, STEPPED, SGD, MOMENTUM, NESTEROV, SGD_AMOM, ADAM, NADAM, RADAM, ADAMAX, RMSPROP, ADAGRAD = map(
     tl.constexpr, _NUMBER.values()

@@ -11,7 +11,7 @@
 #include "../vectors/native.c"
 #include <math.h>
 
-#define PART 1572864 /* bytes of layers that are summed and then updated together, unless one layer has more */
+#define PART 6291456 /* bytes of layers that are summed and then updated together, unless one layer has more */
 #define AHEAD 16     /* chunks that are updated forward */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH_RULE(DO)                                                                                                  \
@@ -39,7 +39,8 @@ struct ledger {
 struct layers {
     int64_t chunks, segments;
     const int64_t *segment, *place, *first, *length, *row, *address, *kind;
-    double *partial, *a, *b;
+    double *partial, *radius; /* sums of chunks, and of segments: the radius, */
+    int64_t *bad;             /* and whether the step is skipped */
 };
 
 /* What one row's rule needs, in the arithmetic of a REAL. */
@@ -65,8 +66,11 @@ static void advance(const struct options *o, double *power1, double *power2, dou
 }
 
 /* -(m/bias1)/(sqrt(v)/bias2 + eps) is computed as -(m scale)/(sqrt(v) + eps bias2), with scale = bias2/bias1. `fresh` is
-   a momentum's first step. The powers are those after this step. */
-static struct double_factors factors_of(const struct options *o, double power1, double power2, double age, int fresh) {
+   a momentum's first step. The ledger is that before the step. */
+static struct double_factors factors_of(const struct options *o, const struct ledger *book, int64_t row) {
+    double power1 = book->power1[row], power2 = book->power2[row], age = book->age[row];
+    const int fresh = (o->rule == MOMENTUM || o->rule == NESTEROV) && power1 == 1;
+    advance(o, &power1, &power2, &age);
     struct double_factors k = {
         .sign = o->maximize ? -1 : 1, .coupled = o->decoupled || o->rule <= STEPPED ? 0 : o->decay,
         .decoupled = o->decoupled ? o->decay : 0, .mu = o->mu, .kept = fresh ? 0 : o->mu,
@@ -105,8 +109,13 @@ static struct double_factors factors_of(const struct options *o, double power1, 
 #define ROOT sqrt
 #include "native_step.c"
 
-/* The sums of a segment become its coefficients; the ledger learns of the step. */
-static void settle(const struct layers *l, const struct options *o, const struct ledger *book, int64_t s) {
+/* A segment's coefficients, its radius, and whether the step is skipped because something is not finite. */
+struct outcome {
+    double a, b, radius;
+    int finite;
+};
+
+static struct outcome settled(const struct layers *l, const struct options *o, const struct ledger *book, int64_t s) {
     const int64_t row = l->row[s];
     double ww = 0, ws = 0, ss = 0;
     for (int64_t c = l->first[s]; c < l->first[s + 1]; c++)
@@ -115,7 +124,7 @@ static void settle(const struct layers *l, const struct options *o, const struct
     ss += 2 * o->along * ws + o->along * o->along * ww;
     ws += o->along * ww;
     const double rate = o->lr * book->multiplier[row], norm = sqrt(ww);
-    const double radius = book->radius[row] <= 0 ? norm : book->radius[row];
+    const double radius = book->radius[row] <= 0 && ww < INFINITY ? norm : book->radius[row];
     int finite = ww < INFINITY && fabs(ws) < INFINITY && ss < INFINITY;
     /* A change of a few roundings of the weights has no direction. */
     if (o->rule == STEPPED) finite = finite && (ss == 0 || ss > o->noise * ww);
@@ -132,13 +141,7 @@ static void settle(const struct layers *l, const struct options *o, const struct
         k = fmin(1, (norm + o->growth * radius) / new);
     }
     const double b = k * step, a = k * (o->project ? 1 - step * ratio : 1) + b * o->along;
-    l->a[s] = moved ? a : 1;
-    l->b[s] = moved ? b : 0;
-    if (ww < INFINITY) book->radius[row] = radius;
-    book->bad[row] = !finite;
-    book->skipped[row] += !finite;
-    if (has_first(o->rule) && o->rule != SGD_AMOM)
-        advance(o, book->power1 + row, book->power2 + row, book->age + row);
+    return (struct outcome){moved ? a : 1, moved ? b : 0, radius, finite};
 }
 
 enum { WEIGHT, GRADIENT, FIRST, SECOND };
@@ -158,11 +161,9 @@ static int all_are(const struct layers *l, int kind) {
 }
 
 static void sum_chunk(const struct layers *l, const struct options *o, const struct ledger *book, int64_t c) {
-    const int64_t n = length_of(l, c), row = l->row[l->segment[c]];
-    double power1 = book->power1[row], power2 = book->power2[row], age = book->age[row], *sums = l->partial + 3 * c;
-    const int fresh = (o->rule == MOMENTUM || o->rule == NESTEROV) && power1 == 1;
-    advance(o, &power1, &power2, &age);
-    const struct double_factors k = factors_of(o, power1, power2, age, fresh);
+    const int64_t n = length_of(l, c);
+    const struct double_factors k = factors_of(o, book, l->row[l->segment[c]]);
+    double *sums = l->partial + 3 * c;
     sums[0] = sums[1] = sums[2] = 0;
     void *p[4];
     if (all_are(l, FLOAT32) || all_are(l, FLOAT64)) {
@@ -188,11 +189,11 @@ static void sum_chunk(const struct layers *l, const struct options *o, const str
     }
 }
 
-static void update_chunk(const struct layers *l, const struct options *o, const struct ledger *book, int64_t c) {
-    const int64_t n = length_of(l, c), s = l->segment[c], row = l->row[s];
-    const double a = l->a[s], b = l->b[s];
+static void update_chunk(const struct layers *l, const struct options *o, const struct ledger *book, int64_t c, double a,
+                         double b) {
+    const int64_t n = length_of(l, c);
     if (a != 1 || b != 0) {
-        const struct double_factors k = factors_of(o, book->power1[row], book->power2[row], book->age[row], 0);
+        const struct double_factors k = factors_of(o, book, l->row[l->segment[c]]);
         void *p[4];
         for (int list = 0; list < 4; list++) p[list] = at(l, list, c, 0);
         if (all_are(l, FLOAT32) && fabs(b) > 1e-30 && fabs(b) < 1e30) { /* floats hold the coefficients */
@@ -234,15 +235,30 @@ void step_layers(const struct layers *l, const struct options *o, const struct l
             const int64_t first = l->first[start], chunks = l->first[end] - first;
             const int64_t from = first + chunks * me / threads, to = first + chunks * (me + 1) / threads;
             for (int64_t c = from; c < to; c++) sum_chunk(l, o, book, c);
+            /* The only barrier of a part: where other programs take a core, each costs a turn of theirs. So the threads
+               that share a segment all compute its coefficients, and the ledger is written at the end. */
 #pragma omp barrier
-            for (int64_t s = start + me; s < end; s += threads) settle(l, o, book, s);
-#pragma omp barrier
+            struct outcome its = {0};
+            int64_t of = -1;
             /* From the chunks that were read last backward, a block of them at a time: processors read ahead forward. */
             for (int64_t last = to, next; last > from; last = next) {
                 next = last - AHEAD > from ? last - AHEAD : from;
-                for (int64_t c = next; c < last; c++) update_chunk(l, o, book, c);
+                for (int64_t c = next; c < last; c++) {
+                    const int64_t s = l->segment[c];
+                    if (s != of) its = settled(l, o, book, of = s);
+                    if (!l->place[c]) l->radius[s] = its.radius, l->bad[s] = !its.finite;
+                    update_chunk(l, o, book, c, its.a, its.b);
+                }
             }
         }
+    }
+    for (int64_t s = 0; s < l->segments; s++) {
+        const int64_t row = l->row[s];
+        book->radius[row] = l->radius[s];
+        book->bad[row] = l->bad[s];
+        book->skipped[row] += l->bad[s];
+        if (has_first(o->rule) && o->rule != SGD_AMOM)
+            advance(o, book->power1 + row, book->power2 + row, book->age + row);
     }
 }
 

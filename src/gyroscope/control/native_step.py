@@ -1,4 +1,4 @@
-"""The fused step on a CPU (`native_step.c`): one call per step for all layers of a group, as the kernel of `fused` on CUDA.
+"""The fused step on a CPU (`native_step.c`): one call for all layers of a group, as the kernel of `fused` on CUDA.
 
 It is used where `GYROSCOPE_BACKEND` is `native`; see `gyroscope.vectors.native`.
 """
@@ -36,9 +36,7 @@ _Options = _structure(
     whole="rule maximize decoupled project relative reproject capped zero",
 )
 _Ledger = _structure(pointers="multiplier radius power1 power2 age skipped bad")
-_Layers = _structure(
-    whole="chunks segments", pointers="segment place first length row address kind partial a b"
-)
+_Layers = _structure(whole="chunks segments", pointers="segment place first length row address kind partial radius bad")
 
 
 @cache
@@ -71,8 +69,8 @@ class Launch:
             "row": self._rows,
             "kind": np.array([KINDS[one[0].dtype] for one in lists], dtype=np.int64),
             "partial": np.empty((len(segment), 3)),
-            "a": np.empty(lengths.size),
-            "b": np.empty(lengths.size),
+            "radius": np.empty(lengths.size),
+            "bad": np.empty(lengths.size, dtype=np.int64),
         }
         self._layers = _Layers(len(segment), lengths.size)
         self.point(lists)

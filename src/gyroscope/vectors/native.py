@@ -1,8 +1,8 @@
 """`dots`, `combine_` and the products of a monitor on a CPU, each in one compiled pass (`native.c`).
 
 It needs a C compiler, so it is used only where the environment variable `GYROSCOPE_BACKEND` is `native`. A source is
-compiled on first use (`library`). The result is kept in the user's cache folder, under a name that depends on source, compiler and
-processor. Threads are those of torch (`torch.set_num_threads`).
+compiled on first use (`library`). The result is kept in the user's cache folder, under a name that depends on source,
+compiler and processor. Threads are those of torch (`torch.set_num_threads`).
 """
 
 from __future__ import annotations
