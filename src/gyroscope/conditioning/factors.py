@@ -1,7 +1,8 @@
 """The two factors of a layer, Σx and Σ∇h: sums of outer products, kept in whichever form is smaller.
 
 For h = Wx with R samples, Σx = (1/R) Σ xxᵀ and Σ∇h = (1/R) Σ ggᵀ are of size d×d. While R < d the samples themselves
-are kept, A ∈ ℝ^{d×R}: AAᵀ and AᵀA have the same eigenvalues apart from zeros. From R = d on, AAᵀ is accumulated.
+are kept, A ∈ ℝ^{d×R}: AAᵀ and AᵀA have the same eigenvalues apart from zeros. From R = d on, AAᵀ is accumulated. For
+λmax alone large A are kept for longer: it takes a few products with A.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gyroscope.conditioning.eigen import Product
 from gyroscope.vectors.eager import accumulator
 
 # Elements of an operand that are converted to float64 at once; on a CPU fewer cost nothing.
@@ -111,6 +113,7 @@ class Factor:
         pending: the number of samples in the open batch.
         eps: the machine epsilon of the samples' coarsest dtype.
         diagonal: True if samples are one-hot (the input of an embedding). Then their counts are kept.
+        top: True if only λmax will be asked for.
 
     >>> factor = Factor()
     >>> factor.add(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))      # two samples, the columns
@@ -125,6 +128,7 @@ class Factor:
     pending: int = 0
     eps: float = 0.0
     diagonal: bool = False
+    top: bool = False
     _held: list[tuple[Tensor, float]] = field(default_factory=list)
     _held_open: list[Tensor] = field(default_factory=list)
     _total: Tensor | None = None
@@ -135,7 +139,8 @@ class Factor:
         """Add samples, the columns of A given as [d, ...]."""
         if not self._begin(a, a.shape[0], a[0].numel()):
             # A copy, because the tensor may be overwritten before the pass is over, such as a reused input buffer.
-            self._held_open.append(a.reshape(a.shape[0], -1).clone())
+            flat = a.reshape(a.shape[0], -1)
+            self._held_open.append(flat.clone() if flat.data_ptr() == a.data_ptr() else flat)
             return
         self._open = gram(a) if self._open is None else add_gram_(self._open, a)
 
@@ -194,16 +199,18 @@ class Factor:
         a = self.kept()
         return upper(gram(a if a.shape[0] <= a.shape[1] else a.T)).div_(self.samples)
 
-    def take(self) -> tuple[Tensor, float]:
+    def take(self) -> tuple[Tensor | Product, float]:
         """Return `mean` as a matrix and a factor, at the least cost, and release the memory."""
         if self._total is None:
             one = len(self._held) == 1  # it may be large, so it is converted in parts and not multiplied
             a, times = (self._held[0][0], self._held[0][1] ** 2) if one else (self.kept(), 1.0)
-            found = gram(a if a.shape[0] <= a.shape[1] else a.T)
+            found: Tensor | Product = Product.of(a)
+            if not self.top or not Product.suits(*a.shape, a.device):
+                found = _mirror_(gram(a if a.shape[0] <= a.shape[1] else a.T))
         else:
-            found, times = self._total, self._times
+            found, times = self._total if self.diagonal else _mirror_(self._total), self._times
         self.release()
-        return found if self.diagonal else _mirror_(found), times / self.samples
+        return found, times / self.samples
 
     @property
     def bytes(self) -> int:
@@ -269,6 +276,8 @@ class Factor:
         self._note(like)
         keeps = self.keeps(dimension, count)
         self.pending += count
+        if self.top and self._open is None and self._total is None:
+            keeps = keeps or Product.suits(dimension, self.samples + self.pending, like.device)
         if not keeps:
             self._spill()
         return not keeps
