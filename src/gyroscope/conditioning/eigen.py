@@ -152,8 +152,7 @@ def _largest_products(given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """
     single = given[0].dtype is not torch.float64
     near = [a.float() if single else a for a in given]
-    scale = power_of_two(torch.cat([magnitudes(a[None]) for a in near]))
-    _, reached, vectors = lanczos(near, residual=_RESIDUAL_32 if single else _RESIDUAL, divisors=scale)
+    _, reached, vectors = lanczos(near, residual=_RESIDUAL_32 if single else _RESIDUAL, products=True)
     found = []
     for a, v in zip(given, torch.nn.functional.normalize(vectors.double(), dim=1), strict=True):
         wide = a.double()
@@ -162,7 +161,7 @@ def _largest_products(given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         found.append(torch.stack([value, torch.linalg.vector_norm(wide.mv(z) - value * v)]))
     value, off = torch.stack(found, dim=1)
     close = off <= (_ACCEPTED_32 if single else _RESIDUAL) * value
-    return value, value.isnan() | (reached & close)
+    return value, reached & close
 
 
 def _formed(a: Tensor) -> Tensor:
@@ -329,7 +328,7 @@ def _best(gram: Tensor) -> Tensor:
 
 
 def lanczos(
-    matrices: Sequence[Tensor] | Tensor, *, residual: float, divisors: Tensor | None = None
+    matrices: Sequence[Tensor] | Tensor, *, residual: float, products: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return λmax of positive semidefinite matrices A [d, d], whether it was reached, and its eigenvectors.
 
@@ -347,7 +346,7 @@ def lanczos(
     Args:
         matrices: the matrices, all of one shape, with elements near 1.
         residual: of the eigenvectors, relative to λmax.
-        divisors: if given, [b], the matrices are BBᵀ/divisor² for the given B [d, n].
+        products: True if the matrices are multiples of BBᵀ for the given B [d, n], with elements of any size.
 
     >>> value, reached, _ = lanczos(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None], residual=1e-8)
     >>> round(value.item(), 9), reached.item()
@@ -357,15 +356,17 @@ def lanczos(
     looks = _LOOKS.get(first.device.type, _LOOKS["cpu"])
     q = _start(len(first)).to(first).expand(len(matrices), -1)
     before, beta = torch.zeros_like(q), q.new_zeros(len(q), 1)
-    each, tiny = None if divisors is None else divisors[:, None], torch.finfo(q.dtype).tiny
+    tiny = torch.finfo(q.dtype).tiny
     basis: list[Tensor] = []
     steps: list[Tensor] = []
     for k in range(1, looks[-1] + 1):
-        w = q
-        if each is not None:
-            w = torch.stack([b.T.mv(v) for b, v in zip(matrices, q, strict=True)]).div_(each)
-        w = torch.stack([a.mv(v) for a, v in zip(matrices, w, strict=True)])
-        w = w if each is None else w.div_(each)
+        if products:
+            z = torch.stack([b.T.mv(v) for b, v in zip(matrices, q, strict=True)])
+            if k == 1:
+                size = power_of_two(z.abs().amax(1, keepdim=True))
+            w = torch.stack([b.mv(v) for b, v in zip(matrices, z.div_(size), strict=True)]).div_(size)
+        else:
+            w = torch.stack([a.mv(v) for a, v in zip(matrices, q, strict=True)])
         alpha = torch.linalg.vecdot(q, w)[:, None]
         w = w.addcmul_(alpha, q, value=-1).addcmul_(beta, before, value=-1)
         beta = torch.linalg.vector_norm(w, dim=1, keepdim=True)

@@ -19,8 +19,8 @@ from gyroscope.vectors.eager import accumulator
 # Elements of an operand that are converted to float64 at once; on a CPU fewer cost nothing.
 _AT_ONCE, _AT_ONCE_ON_CPU = 2**23, 2**20
 
-# Columns from which only the upper triangle of AAᵀ is computed, in blocks.
-_BLOCK = 512
+# Rows of A from which only the upper triangle of AAᵀ is computed, in blocks; a GPU needs larger ones.
+_BLOCK, _BLOCK_ON_CPU = 512, 128
 
 # Compute capabilities whose float64 throughput is at least half their float32 throughput.
 _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
@@ -53,19 +53,22 @@ def add_gram_(out: Tensor, a: Tensor) -> Tensor:
         return out
     at_once = max(1, _at_once(a) * a.shape[1] // a.numel())
     for start in range(0, a.shape[1], at_once):
-        part = _converted(a[:, start : start + at_once], out.dtype).flatten(1)
-        if d <= _BLOCK:
-            out.addmm_(part, part.T)
-        else:
-            for top in range(0, d, _BLOCK):
-                out[top : top + _BLOCK, top:].addmm_(part[top : top + _BLOCK], part[top:].T)
+        some = a[:, start : start + at_once]
+        if _is_long(some):
+            out += _long_gram(some, out.dtype)
+            continue
+        part = _converted(some, out.dtype).flatten(1)
+        for top in range(0, d, block := _block(a.device)):
+            out[top : top + block, top:].addmm_(part[top : top + block], part[top:].T)
     return out
 
 
 def gram(a: Tensor) -> Tensor:
     """Return at least the upper triangle of AAᵀ, in the accumulators' dtype."""
     dtype = accumulated_in(a.device)
-    if a.shape[0] <= _BLOCK and 0 < a.numel() <= _at_once(a):
+    if a.shape[0] <= _block(a.device) and 0 < a.numel() <= _at_once(a):
+        if _is_long(a):
+            return _long_gram(a, dtype)
         part = _converted(a, dtype).flatten(1)
         return part @ part.T
     return add_gram_(torch.zeros(a.shape[0], a.shape[0], dtype=dtype, device=a.device), a)
@@ -81,16 +84,35 @@ def upper(matrix: Tensor) -> Tensor:
     return matrix.triu().add_(matrix.triu(1).T)
 
 
+def _block(device: torch.device) -> int:
+    return _BLOCK_ON_CPU if device.type == "cpu" else _BLOCK
+
+
 def _at_once(a: Tensor) -> int:
     return _AT_ONCE_ON_CPU if a.device.type == "cpu" else _AT_ONCE
 
 
 def _mirror_(matrix: Tensor) -> Tensor:
     """Copy the blocks above the diagonal to those below it, which were left out."""
-    for top in range(0, len(matrix) - _BLOCK, _BLOCK):
-        end = top + _BLOCK
+    block = _block(matrix.device)
+    for top in range(0, len(matrix) - block, block):
+        end = top + block
         matrix[end:, top:end] = matrix[top:end, end:].T
     return matrix
+
+
+def _is_long(a: Tensor) -> bool:
+    """Return True for [d, B, ...] on a CPU that lie in memory as B matrices of few rows and many columns."""
+    if a.device.type != "cpu" or a.dim() < 3 or len(a) > _BLOCK_ON_CPU:
+        return False
+    return a[0, 0].numel() >= len(a) and a.movedim(1, 0).is_contiguous()
+
+
+def _long_gram(a: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return AAᵀ as a sum over B: products of few rows and many columns use one thread only."""
+    each = a.movedim(1, 0).to(dtype).flatten(2)
+    found: Tensor = torch.bmm(each, each.mT).sum(0)
+    return found
 
 
 def _converted(a: Tensor, dtype: torch.dtype) -> Tensor:
@@ -205,7 +227,7 @@ class Factor:
             one = len(self._held) == 1  # it may be large, so it is converted in parts and not multiplied
             a, times = (self._held[0][0], self._held[0][1] ** 2) if one else (self.kept(), 1.0)
             found: Tensor | Product = Product.of(a)
-            if not self.top or not Product.suits(*a.shape, a.device):
+            if not self.top or not Product.suits(a.shape[0], a.shape[1], a.device):
                 found = _mirror_(gram(a if a.shape[0] <= a.shape[1] else a.T))
         else:
             found, times = self._total if self.diagonal else _mirror_(self._total), self._times
