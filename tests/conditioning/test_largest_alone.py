@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import gyroscope
-from gyroscope.conditioning import eigen
+from gyroscope.conditioning import eigen, solve
 from gyroscope.conditioning.factors import Factor
 
 NUMBERS = ("lambda_x", "lambda_g", "lambda_f", "weight_spectral", "gradient_spectral", "domination")
@@ -116,6 +116,35 @@ def test_large_factors_and_weights_are_not_formed_and_small_ones_are(monkeypatch
     factors = [(250, 260), (250, 260), (260, 300), (260, 400), (260, 400)]
     weights = [(250, 400), (250, 400), (300, 400), (300, 400)]
     assert sorted(map(tuple, shapes)) == sorted(factors + weights)
+
+
+def test_whole_weights_of_a_sharded_model_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(300, 400, generator=torch.Generator().manual_seed(0))
+    gram, scale = solve._reduced(weight)
+    assert isinstance(gram, Tensor)
+    assert gram.shape == (1, 1)
+    expected = torch.linalg.svdvals(weight.double())[0].item()
+    assert gram.sqrt().item() * scale.item() == pytest.approx(expected, rel=1e-6)
+    torch.manual_seed(0)
+    net, batch = mlp(), (torch.randn(300, 300), torch.randint(5, (300,)))
+    before = gyroscope.condition(net, cross_entropy, batch, p=())
+    monkeypatch.setattr(solve, "any_sharded", lambda _: True)
+    for one, other in zip(before.entries, gyroscope.condition(net, cross_entropy, batch, p=()).entries, strict=True):
+        assert [getattr(other, n) for n in NUMBERS] == pytest.approx([getattr(one, n) for n in NUMBERS], rel=1e-12)
+
+
+def test_products_of_lower_precision_that_a_program_allows_are_not_used() -> None:
+    torch.manual_seed(0)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        a = torch.randn(300, 400)
+        expected = torch.linalg.eigvalsh(a.double() @ a.double().T)[-1].item()
+        value, reached = eigen._largest_products([a])
+        assert reached.all()
+        assert value.item() == pytest.approx(expected, rel=1e-6)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_samples_of_a_layer_whose_spectrum_is_asked_for_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

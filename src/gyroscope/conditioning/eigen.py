@@ -377,7 +377,8 @@ def lanczos(
             value, reached, s = _ritz(torch.cat(steps, dim=1).double().cpu(), residual)
             if reached.all():
                 break
-    vectors = torch.einsum("kbd,bk->bd", torch.stack(basis), s.to(first))
+    # Not as a product of matrices, which may use TF32.
+    vectors = (torch.stack(basis) * s.T[..., None].to(first)).sum(0)
     return value.to(first.device), reached.to(first.device), vectors
 
 

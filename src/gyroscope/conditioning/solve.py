@@ -153,8 +153,8 @@ class _Weights:
         squares = dots({"ww": (whole, whole)})[:, 0]
         if any_sharded(whole):
             # One at a time: together they would put the whole model on every rank.
-            pairs = [shorter_grams([_whole(w)]) for w in whole]
-            grams, scales = [g for gram, _ in pairs for g in gram], torch.cat([scale for _, scale in pairs])
+            pairs = [_reduced(_whole(w)) for w in whole]
+            grams, scales = [gram for gram, _ in pairs], torch.cat([scale for _, scale in pairs])
         else:
             grams, scales = shorter_grams(whole)
         return cls(parts, squares, grams, scales)
@@ -169,6 +169,12 @@ class _Weights:
 def _whole(weight: Any) -> Tensor:
     found: Tensor = weight.full_tensor() if is_sharded(weight) else weight
     return found
+
+
+def _reduced(weight: Tensor) -> tuple[Tensor | Product, Tensor]:
+    """Return a gram of a weight that does not hold it, with the same λmax, and its scale, [1]."""
+    (gram,), scale = shorter_grams([weight])
+    return largest([gram])[:, None] if isinstance(gram, Product) else gram, scale
 
 
 def shorter_grams(matrices: Sequence[Tensor]) -> tuple[list[Tensor | Product], Tensor]:
