@@ -3,12 +3,16 @@
     python benchmarks/conditioning_cost.py --device cpu
     python benchmarks/conditioning_cost.py --device cuda
     python benchmarks/conditioning_cost.py --device cpu --smoke    # tiny networks, seconds; writes only where told
+    python benchmarks/conditioning_cost.py --device cpu --floor    # counts operations of both sizes; times nothing
 
 The unit is one gradient: forward and backward pass of the mean loss, nothing measured. `condition, λmax` is
 `gyroscope.condition` with `p=()`; `condition` the default, with λmax and κ_p; `condition, patches` the same with the
 unfolded patches that K-FAC has for convolutions. That is what curvlinops and nngeometry compute, as far as they can be
 imported and take the network; their eigenvalues come from `torch.linalg.eigvalsh`. Before anything is timed, all
 eigenvalues of theirs are compared with ours on the batch that is timed, in one scale and in units of the largest.
+
+`--floor` counts the operations of the covariances relative to those of the gradient, R·d·min(R, d) for R samples of
+dimension d: half of a product, because it is symmetric. κ_p needs them, in float64; λmax alone does not.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
+from torch.utils.flop_counter import FlopCounterMode
 
 import conditioning_peers
 import gyroscope
@@ -249,6 +254,31 @@ def measure(size: Size, device: torch.device, *, rounds: int, seconds: float) ->
     return result | {"contenders": timed, "memory": memory(ours | theirs, ready.model, device)}
 
 
+def floor(size: Size) -> dict[str, float]:
+    """Operations of a gradient, and those of all covariances relative to them; nothing is computed."""
+    with torch.device("meta"):
+        model = size.make()
+        tokens = len(size.shape) == 2
+        x = torch.zeros(size.shape, dtype=torch.int64) if tokens else torch.zeros(size.shape)
+        y = torch.zeros(size.shape if tokens else size.shape[:1], dtype=torch.int64)
+    covariances = 0
+
+    def count(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal covariances
+        for a in (args[0], output):
+            if a.is_floating_point():  # tokens are one-hot: their covariance is diagonal
+                d = a.shape[1 if isinstance(module, nn.Conv2d) else -1]
+                covariances += a.numel() * min(a.numel() // d, d)
+
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.Embedding)):
+            module.register_forward_hook(count)
+    with FlopCounterMode(display=False) as counter:
+        cross_entropy(model(x), y).backward()
+    gradient = counter.get_total_flops()
+    return {"gradient_flops": gradient, "covariances": covariances / gradient}
+
+
 def _show(name: str, found: dict[str, Any]) -> None:
     for contender, t in found["contenders"].items():
         held = found["memory"].get(contender)
@@ -272,8 +302,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="at most so many")
     parser.add_argument("--seconds", type=float, default=60.0, help="for ours, and again for the peers, of one network")
     parser.add_argument("--smoke", action="store_true", help="tiny networks and two rounds; writes to --out alone")
+    parser.add_argument("--floor", action="store_true", help="count operations only; writes conditioning_floor.json")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.floor:
+        counted = {
+            device: {name: floor(SIZES[device][name]) for name in options.networks} for device in ("cuda", "cpu")
+        }
+        write(
+            options.out or Path(__file__).parent / "results" / "conditioning_floor.json",
+            {"command": " ".join(["python", *sys.argv]), **counted},
+        )
+        for device, networks_ in counted.items():
+            print(device, {name: round(one["covariances"], 3) for name, one in networks_.items()})
+        return
     device = torch.device(options.device)
     sizes = SIZES["smoke" if options.smoke else device.type]
     rounds, seconds = (2, 1.0) if options.smoke else (options.rounds, options.seconds)

@@ -81,7 +81,7 @@ def test_large_matrices_are_formed_in_blocks_of_their_upper_triangle(d: int) -> 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 100])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocks_of_any_size_make_the_whole(layout: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BLOCK", block)
+    monkeypatch.setattr(module, "_BLOCK_ON_CPU", block)
     a = LAYOUTS[layout]()
     same(upper(add_gram_(torch.zeros(len(a), len(a), dtype=torch.float64), a)), gram(a), 1e-14)
 

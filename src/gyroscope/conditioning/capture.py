@@ -37,6 +37,7 @@ class Capture:
         model: the model.
         layers: the layers to read.
         patches: True to read convolutions by their patches.
+        top: True if only λmax of the factors will be asked for.
         complete: called with a use as soon as all its samples have been read, if there is one batch; it may release the
             factors. `scale` must be set by then.
     """
@@ -47,9 +48,10 @@ class Capture:
         layers: Sequence[Layer],
         *,
         patches: bool = False,
+        top: bool = False,
         complete: Callable[[Use], None] | None = None,
     ) -> None:
-        self.model, self.layers, self.patches, self.complete = model, tuple(layers), patches, complete
+        self.model, self.layers, self.patches, self.top, self.complete = model, tuple(layers), patches, top, complete
         self.scale = 1.0
         self.waits = False  # True while gradients are not those of the loss
         self._looking = False
@@ -155,7 +157,14 @@ class Capture:
         if key not in self.uses:
             # A weight that is used both ways, as in a tied autoencoder, has two uses with different dimensions.
             taken = any(use.name == name for use in self.uses.values())
-            self.uses[key] = Use(f"{name} (transposed)" if taken and transposed else name, kind, position, rows)
+            self.uses[key] = Use(
+                f"{name} (transposed)" if taken and transposed else name,
+                kind,
+                position,
+                rows,
+                Factor(top=self.top),
+                Factor(top=self.top),
+            )
         return self.uses[key]
 
     def _ran(self, position: int, kind: str, name: str, how: Reader, x: Tensor, h: Tensor) -> None:

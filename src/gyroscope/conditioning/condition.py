@@ -157,7 +157,11 @@ class _Passes:
         self.sharded = any_sharded(self.model.parameters())
         self.spectrometer = spectrometer
         self.capture = Capture(
-            self.model, layers, patches=patches, complete=None if spectrometer is None else self._complete
+            self.model,
+            layers,
+            patches=patches,
+            top=spectrometer is not None and not spectrometer.full,
+            complete=None if spectrometer is None else self._complete,
         )
         self.capture.waits = True
         self.reentrant = False

@@ -1,7 +1,8 @@
 """Eigenvalues of many symmetric matrices, those of one size together, and the largest of each alone.
 
-All eigenvalues come from `torch.linalg.eigvalsh` (`eigvalsh`). The largest alone is found in a Krylov space (`krylov`,
-then `lanczos`), or by squaring (`largest_by_squaring`) where starting kernels takes longer than multiplying matrices.
+All eigenvalues come from `torch.linalg.eigvalsh` (`eigvalsh`). The largest alone is found by Lanczos iteration
+(`lanczos`), which also takes a matrix AAᵀ that is never formed (`Product`). For matrices that are formed, a GPU uses
+`krylov`, or `largest_by_squaring` where starting kernels takes longer than multiplying matrices.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -20,13 +22,13 @@ from gyroscope.vectors.eager import power_of_two
 # stacks.
 _STACK, _STACK_ON_CPU = 2**24, 2**19
 # Up to this size, decomposing a matrix takes no longer than Lanczos iteration for λmax alone.
-_DIRECT = {"cpu": 384, "cuda": 32}
+_DIRECT = {"cpu": 192, "cuda": 32}
 # Up to this size, repeated squaring takes a GPU less time than launching the many kernels of Lanczos iteration.
 _SQUARED = 512
 # Up to this size, squaring is used if a Krylov space has not reached λmax.
 _SQUARED_AFTER_ALL = 2048
-# Squarings before a Krylov space is tried, on devices where products of matrices are cheap compared with launches.
-_SQUARINGS = {"cuda": 3}
+# Squarings before a Krylov space is tried: a GPU multiplies matrices fast compared with launching kernels.
+_SQUARINGS = 3
 # The residual, relative to λmax. Eigenvalues within a few times this distance of λmax may be taken for it.
 _RESIDUAL = 1e-8
 
@@ -40,10 +42,15 @@ _DEGREE = 32
 # Further products with the vector that was found: it loses half of its digits in PᵀP, and powers restore them.
 _POLISH = 4
 
-# Vectors that `lanczos` holds, and those it keeps at a restart. GPUs decompose projected matrices of 32 rows fast.
-_BASIS, _KEPT = 32, 8
-# Restarts after which decomposing the whole matrix is faster.
-_RESTARTS = 8
+# Steps after which `lanczos` looks at what it has found, which waits for the device. After the last one, decomposing
+# the matrix is faster.
+_LOOKS = {"cpu": (8, 10, 12, 15, 19, 24, 30, 38, 48, 60, 75, 94, 118, 148), "cuda": (16, 32, 64, 148)}
+# AAᵀ is not formed for its λmax if A has more rows than this, and at most so many times as many columns or so many
+# elements: 16 megabytes in float32, which stay in a cache.
+_UNFORMED = {"cpu": 192, "cuda": 1024}
+_COLUMNS, _ELEMENTS = 8, 2**22
+# The residual in float32, relative to λmax, and the one that is accepted when it is computed in float64.
+_RESIDUAL_32, _ACCEPTED_32 = 1e-6, 1e-5
 
 # Squarings of `largest_by_squaring`.
 _TIMES_SQUARED = 22
@@ -68,41 +75,116 @@ def eigenvalues(matrices: Sequence[Tensor], *, owned: bool = False) -> list[Tens
     return [found[i] for i in range(len(matrices))]
 
 
-def largest(matrices: Sequence[Tensor], *, owned: bool = False) -> Tensor:
+@dataclass(frozen=True)
+class Product:
+    """The matrix AAᵀ of a matrix A [d, n], d ≤ n, that is not formed: λmax takes a few products with A and Aᵀ.
+
+    >>> len(Product(torch.tensor([[3.0, 4.0]]))), largest([Product(torch.tensor([[3.0, 4.0]]))])
+    (1, tensor([25.], dtype=torch.float64))
+    """
+
+    a: Tensor
+
+    dtype = torch.float64
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    @classmethod
+    def of(cls, a: Tensor) -> Product:
+        """Return the smaller one of AAᵀ and AᵀA."""
+        return cls(a if a.shape[0] <= a.shape[1] else a.T)
+
+    @staticmethod
+    def suits(rows: int, columns: int, device: torch.device) -> bool:
+        """Return True if λmax of the smaller one of AAᵀ and AᵀA is found faster than the matrix is formed."""
+        short, long = sorted((rows, columns))
+        return short > _UNFORMED.get(device.type, long) and long <= max(_COLUMNS * short, _ELEMENTS // short)
+
+
+def largest(matrices: Sequence[Tensor | Product], *, owned: bool = False) -> Tensor:
     """Return λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64 on the device of the first.
 
-    For large matrices it is found in a Krylov space, to a relative 1e-6 or better: first in a small one, then by
-    Lanczos iteration, and by decomposition if that converges slowly too. For medium sizes on a GPU it is found by
-    squaring. Matrices that are `owned` may be overwritten, to save memory.
+    For large matrices it is found by Lanczos iteration, to a relative 1e-6 or better, and by decomposition if that
+    converges slowly. On a GPU, a small Krylov space or repeated squaring is tried before. Matrices that are `owned` may
+    be overwritten, to save memory.
 
     >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
     tensor([1., 3.], dtype=torch.float64)
     """
     found: dict[int, Tensor] = {}
-    left = []
-    for indices in alike([(len(m), m.device) for m in matrices]):
-        first = matrices[indices[0]]
+    formed = {i: matrix for i, matrix in enumerate(matrices) if isinstance(matrix, Tensor)}
+    for some in _of_one_shape({i: matrix.a for i, matrix in enumerate(matrices) if isinstance(matrix, Product)}):
+        value, reached = _largest_products([a.detach() for a in some.values()])
+        found.update(zip(some, value, strict=True))
+        slow = [i for i, enough in zip(some, reached.tolist(), strict=True) if not enough]
+        formed |= {i: _formed(some[i]) for i in slow}
+    places, left = list(formed), []
+    for group in alike([(len(m), m.device) for m in formed.values()]):
+        indices = [places[i] for i in group]
+        first = formed[indices[0]]
         if len(first) <= _DIRECT.get(first.device.type, _DIRECT["cpu"]):
             left += indices
             continue
-        stack, scale = _scaled([matrices[i] for i in indices], owned=owned)
-        if first.device.type == "cuda" and len(first) <= _SQUARED:
-            found.update(zip(indices, largest_by_squaring(stack) * scale[:, 0], strict=True))
-            continue
-        value, reached = krylov(stack, residual=_RESIDUAL, squarings=_SQUARINGS.get(first.device.type, 0))
-        slow = torch.nonzero(~reached)[:, 0]
-        if len(slow) and first.device.type == "cuda" and len(first) <= _SQUARED_AFTER_ALL:
-            value[slow] = largest_by_squaring(stack[slow])
-        elif len(slow):
-            value[slow], again = lanczos(stack[slow], residual=_RESIDUAL)
-            if len(slow := slow[~again]):
-                value[slow] = torch.linalg.eigvalsh(stack[slow])[:, -1]
-        found.update(zip(indices, value * scale[:, 0], strict=True))
-    decomposed = eigenvalues([matrices[i] for i in left], owned=owned)
+        stack, scale = _scaled([formed[i] for i in indices], owned=owned)
+        found.update(zip(indices, _largest(stack) * scale[:, 0], strict=True))
+    decomposed = eigenvalues([formed[i] for i in left], owned=owned)
     found.update((i, v[0] if len(v) else v.new_zeros(())) for i, v in zip(left, decomposed, strict=True))
     if not found:
         return torch.zeros(0, dtype=torch.float64)
     return torch.stack([found[i].to(found[0].device) for i in range(len(matrices))])
+
+
+def _of_one_shape(given: dict[int, Tensor]) -> list[dict[int, Tensor]]:
+    """Return the matrices in groups of one shape and device; each by itself on a CPU, where a group gains nothing."""
+    groups: dict[tuple[torch.Size, torch.device, int], dict[int, Tensor]] = defaultdict(dict)
+    for place, (i, a) in enumerate(given.items()):
+        group = place if a.device.type == "cpu" else place // max(1, _STACK // a.numel())
+        groups[a.shape, a.device, group][i] = a
+    return list(groups.values())
+
+
+def _largest_products(given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return λmax of AAᵀ for matrices A of one shape, and whether it was reached, both [b].
+
+    The eigenvector v is found in float32, unless A is in float64. Then λmax = ‖Aᵀv‖²/‖v‖² is taken in float64: its
+    error is the square of the vector's.
+    """
+    single = given[0].dtype is not torch.float64
+    near = [a.float() if single else a for a in given]
+    _, reached, vectors = lanczos(near, residual=_RESIDUAL_32 if single else _RESIDUAL, products=True)
+    found = []
+    for a, v in zip(given, torch.nn.functional.normalize(vectors.double(), dim=1), strict=True):
+        wide = a.double()
+        z = wide.T.mv(v)
+        value = z.dot(z)
+        found.append(torch.stack([value, torch.linalg.vector_norm(wide.mv(z) - value * v)]))
+    value, off = torch.stack(found, dim=1)
+    close = off <= (_ACCEPTED_32 if single else _RESIDUAL) * value
+    return value, reached & close
+
+
+def _formed(a: Tensor) -> Tensor:
+    wide = a.detach().double()
+    return wide @ wide.T
+
+
+def _largest(stack: Tensor) -> Tensor:
+    """Return λmax of matrices [b, d, d] that are scaled to elements near 1, as [b]."""
+    d, cuda = stack.shape[-1], stack.device.type == "cuda"
+    if cuda and d <= _SQUARED:
+        return largest_by_squaring(stack)
+    value, reached = krylov(stack, residual=_RESIDUAL) if cuda else lanczos(stack, residual=_RESIDUAL)[:2]
+    slow = torch.nonzero(~reached)[:, 0]
+    if cuda and len(slow) and d <= _SQUARED_AFTER_ALL:
+        value[slow] = largest_by_squaring(stack[slow])
+        return value
+    if cuda and len(slow):
+        value[slow], again, _ = lanczos(stack[slow], residual=_RESIDUAL)
+        slow = slow[~again]
+    if len(slow):
+        value[slow] = torch.linalg.eigvalsh(stack[slow])[:, -1]
+    return value
 
 
 def alike(keys: Sequence[tuple[int, torch.device]]) -> list[list[int]]:
@@ -182,7 +264,7 @@ def _eigvalsh(stack: Tensor) -> Tensor:
     return found
 
 
-def krylov(stack: Tensor, *, residual: float, squarings: int = 0) -> tuple[Tensor, Tensor]:
+def krylov(stack: Tensor, *, residual: float, squarings: int = _SQUARINGS) -> tuple[Tensor, Tensor]:
     """Return λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
 
     A few squarings are followed by a Krylov space in a Chebyshev basis. GPUs square matrices fast, and a product with
@@ -245,48 +327,69 @@ def _best(gram: Tensor) -> Tensor:
     return found
 
 
-def lanczos(stack: Tensor, *, residual: float) -> tuple[Tensor, Tensor]:
-    """Return λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
+def lanczos(
+    matrices: Sequence[Tensor] | Tensor, *, residual: float, products: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return λmax of positive semidefinite matrices A [d, d], whether it was reached, and its eigenvectors.
 
-    Lanczos: with the columns of Q orthonormal and spanning q, Aq, A²q, ..., the largest eigenvalue θ of H = QᵀAQ grows
-    toward λmax, and some eigenvalue of A is within ‖Ay − θy‖ of θ, y = Qs, Hs = θs. It is reached when this is at most
-    residual·θ. Once Q is full, only the space of its best y is kept, and grows again (thick restart).
+    They are [b], [b] and [b, d].
 
-    The elements should be near 1. A space that A maps to itself cannot grow: the vectors after it are zero, and so are
-    the eigenvalues of H that they add. These are not above λmax, because A is positive semidefinite.
+    Lanczos: q_{k+1} β_k = A q_k − α_k q_k − β_{k−1} q_{k−1}, with α_k = q_kᵀA q_k and β_k for ‖q_{k+1}‖ = 1, makes A
+    tridiagonal in the basis of the q. The largest eigenvalue θ of the first k rows and columns, with the eigenvector s,
+    grows toward λmax, and some eigenvalue of A is within β_k |s_k| of θ. It is reached when this is at most residual·θ.
 
-    >>> value, reached = lanczos(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None], residual=1e-8)
+    The q are not made orthogonal again: once rounding has spoiled that, θ appears more than once among the eigenvalues,
+    which does no harm to the largest. A space that A maps to itself cannot grow: the vectors after it are zero, and so
+    are the eigenvalues they add. These are not above λmax, because A is positive semidefinite. Products with one vector
+    at a time are as fast as A is read, on every device, and never use TF32.
+
+    Args:
+        matrices: the matrices, all of one shape, with elements near 1.
+        residual: of the eigenvectors, relative to λmax.
+        products: True if the matrices are multiples of BBᵀ for the given B [d, n], with elements of any size.
+
+    >>> value, reached, _ = lanczos(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None], residual=1e-8)
     >>> round(value.item(), 9), reached.item()
     (1.0, True)
     """
-    b, d, _ = stack.shape
-    held = min(_BASIS, d)
-    q = stack.new_zeros(b, held + 1, d)
-    q[:, 0] = _start(d).to(stack)
-    h = stack.new_zeros(b, held, held)
-    noise = 4 * d * torch.finfo(stack.dtype).eps
-    known = 0
-    for _ in range(1 + _RESTARTS):
-        for k in range(known, held):
-            basis, w = q[:, : k + 1], torch.bmm(stack, q[:, k, :, None])
-            # Orthogonalizing once leaves rounding errors as large as the parts removed; twice is enough.
-            first = torch.bmm(basis, w)
-            w = torch.baddbmm(w, basis.mT, first, alpha=-1)
-            second = torch.bmm(basis, w)
-            w = torch.baddbmm(w, basis.mT, second, alpha=-1)
-            h[:, : k + 1, k] = (first + second)[..., 0]
-            beta = torch.linalg.vector_norm(w, dim=1)
-            q[:, k + 1] = torch.where(beta > noise, w[..., 0] / beta, 0.0)
-        values, vectors = torch.linalg.eigh(h, UPLO="U")
-        theta = values[:, -1]
-        reached = torch.where(beta > noise, beta * vectors[:, -1, -1:].abs(), 0.0)[:, 0] <= residual * theta
-        if held == d or reached.all():
-            break
-        known = _KEPT
-        q[:, :known] = torch.bmm(vectors[:, :, -known:].mT, q[:, :held])
-        q[:, known] = q[:, held]
-        h = torch.diag_embed(torch.nn.functional.pad(values[:, -known:], (0, held - known)))
-    return theta, reached
+    first = matrices[0]
+    looks = _LOOKS.get(first.device.type, _LOOKS["cpu"])
+    q = _start(len(first)).to(first).expand(len(matrices), -1)
+    before, beta = torch.zeros_like(q), q.new_zeros(len(q), 1)
+    tiny = torch.finfo(q.dtype).tiny
+    basis: list[Tensor] = []
+    steps: list[Tensor] = []
+    for k in range(1, looks[-1] + 1):
+        if products:
+            z = torch.stack([b.T.mv(v) for b, v in zip(matrices, q, strict=True)])
+            if k == 1:
+                size = power_of_two(z.abs().amax(1, keepdim=True))
+            w = torch.stack([b.mv(v) for b, v in zip(matrices, z.div_(size), strict=True)]).div_(size)
+        else:
+            w = torch.stack([a.mv(v) for a, v in zip(matrices, q, strict=True)])
+        alpha = torch.linalg.vecdot(q, w)[:, None]
+        w = w.addcmul_(alpha, q, value=-1).addcmul_(beta, before, value=-1)
+        beta = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+        basis.append(q)
+        steps += [alpha, beta]
+        before, q = q, w / beta.clamp_min(tiny)
+        if k in looks:
+            value, reached, s = _ritz(torch.cat(steps, dim=1).double().cpu(), residual)
+            if reached.all():
+                break
+    # Not as a product of matrices, which may use TF32.
+    vectors = (torch.stack(basis) * s.T[..., None].to(first)).sum(0)
+    return value.to(first.device), reached.to(first.device), vectors
+
+
+def _ritz(steps: Tensor, residual: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return θ, whether it is reached, and s, from α_1, β_1, α_2, β_2, ... [b, 2k]; NaN, True and NaN if not finite."""
+    fine = steps.isfinite().all(1)
+    alpha, beta = steps.where(fine[:, None], 0.0)[:, ::2], steps.where(fine[:, None], 0.0)[:, 1::2]
+    values, vectors = torch.linalg.eigh(torch.diag_embed(alpha) + torch.diag_embed(beta[:, :-1], -1))  # the lower part
+    theta, s = values[:, -1], vectors[:, :, -1]
+    reached = beta[:, -1] * s[:, -1].abs() <= residual * theta
+    return theta.where(fine, torch.nan), reached | ~fine, s.where(fine[:, None], torch.nan)
 
 
 def _start(d: int) -> Tensor:

@@ -1,7 +1,8 @@
 """The two factors of a layer, Σx and Σ∇h: sums of outer products, kept in whichever form is smaller.
 
 For h = Wx with R samples, Σx = (1/R) Σ xxᵀ and Σ∇h = (1/R) Σ ggᵀ are of size d×d. While R < d the samples themselves
-are kept, A ∈ ℝ^{d×R}: AAᵀ and AᵀA have the same eigenvalues apart from zeros. From R = d on, AAᵀ is accumulated.
+are kept, A ∈ ℝ^{d×R}: AAᵀ and AᵀA have the same eigenvalues apart from zeros. From R = d on, AAᵀ is accumulated. For
+λmax alone large A are kept for longer: it takes a few products with A.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gyroscope.conditioning.eigen import Product
 from gyroscope.vectors.eager import accumulator
 
 # Elements of an operand that are converted to float64 at once; on a CPU fewer cost nothing.
 _AT_ONCE, _AT_ONCE_ON_CPU = 2**23, 2**20
 
-# Columns from which only the upper triangle of AAᵀ is computed, in blocks.
-_BLOCK = 512
+# Rows of A from which only the upper triangle of AAᵀ is computed, in blocks; a GPU needs larger ones.
+_BLOCK, _BLOCK_ON_CPU = 512, 128
 
 # Compute capabilities whose float64 throughput is at least half their float32 throughput.
 _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
@@ -51,19 +53,22 @@ def add_gram_(out: Tensor, a: Tensor) -> Tensor:
         return out
     at_once = max(1, _at_once(a) * a.shape[1] // a.numel())
     for start in range(0, a.shape[1], at_once):
-        part = _converted(a[:, start : start + at_once], out.dtype).flatten(1)
-        if d <= _BLOCK:
-            out.addmm_(part, part.T)
-        else:
-            for top in range(0, d, _BLOCK):
-                out[top : top + _BLOCK, top:].addmm_(part[top : top + _BLOCK], part[top:].T)
+        some = a[:, start : start + at_once]
+        if _is_long(some):
+            out += _long_gram(some, out.dtype)
+            continue
+        part = _converted(some, out.dtype).flatten(1)
+        for top in range(0, d, block := _block(a.device)):
+            out[top : top + block, top:].addmm_(part[top : top + block], part[top:].T)
     return out
 
 
 def gram(a: Tensor) -> Tensor:
     """Return at least the upper triangle of AAᵀ, in the accumulators' dtype."""
     dtype = accumulated_in(a.device)
-    if a.shape[0] <= _BLOCK and 0 < a.numel() <= _at_once(a):
+    if a.shape[0] <= _block(a.device) and 0 < a.numel() <= _at_once(a):
+        if _is_long(a):
+            return _long_gram(a, dtype)
         part = _converted(a, dtype).flatten(1)
         return part @ part.T
     return add_gram_(torch.zeros(a.shape[0], a.shape[0], dtype=dtype, device=a.device), a)
@@ -79,16 +84,35 @@ def upper(matrix: Tensor) -> Tensor:
     return matrix.triu().add_(matrix.triu(1).T)
 
 
+def _block(device: torch.device) -> int:
+    return _BLOCK_ON_CPU if device.type == "cpu" else _BLOCK
+
+
 def _at_once(a: Tensor) -> int:
     return _AT_ONCE_ON_CPU if a.device.type == "cpu" else _AT_ONCE
 
 
 def _mirror_(matrix: Tensor) -> Tensor:
     """Copy the blocks above the diagonal to those below it, which were left out."""
-    for top in range(0, len(matrix) - _BLOCK, _BLOCK):
-        end = top + _BLOCK
+    block = _block(matrix.device)
+    for top in range(0, len(matrix) - block, block):
+        end = top + block
         matrix[end:, top:end] = matrix[top:end, end:].T
     return matrix
+
+
+def _is_long(a: Tensor) -> bool:
+    """Return True for [d, B, ...] on a CPU that lie in memory as B matrices of few rows and many columns."""
+    if a.device.type != "cpu" or a.dim() < 3 or len(a) > _BLOCK_ON_CPU:
+        return False
+    return a[0, 0].numel() >= len(a) and a.movedim(1, 0).is_contiguous()
+
+
+def _long_gram(a: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return AAᵀ as a sum over B: products of few rows and many columns use one thread only."""
+    each = a.movedim(1, 0).to(dtype).flatten(2)
+    found: Tensor = torch.bmm(each, each.mT).sum(0)
+    return found
 
 
 def _converted(a: Tensor, dtype: torch.dtype) -> Tensor:
@@ -111,6 +135,7 @@ class Factor:
         pending: the number of samples in the open batch.
         eps: the machine epsilon of the samples' coarsest dtype.
         diagonal: True if samples are one-hot (the input of an embedding). Then their counts are kept.
+        top: True if only λmax will be asked for.
 
     >>> factor = Factor()
     >>> factor.add(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))      # two samples, the columns
@@ -125,6 +150,7 @@ class Factor:
     pending: int = 0
     eps: float = 0.0
     diagonal: bool = False
+    top: bool = False
     _held: list[tuple[Tensor, float]] = field(default_factory=list)
     _held_open: list[Tensor] = field(default_factory=list)
     _total: Tensor | None = None
@@ -135,7 +161,8 @@ class Factor:
         """Add samples, the columns of A given as [d, ...]."""
         if not self._begin(a, a.shape[0], a[0].numel()):
             # A copy, because the tensor may be overwritten before the pass is over, such as a reused input buffer.
-            self._held_open.append(a.reshape(a.shape[0], -1).clone())
+            flat = a.reshape(a.shape[0], -1)
+            self._held_open.append(flat.clone() if flat.data_ptr() == a.data_ptr() else flat)
             return
         self._open = gram(a) if self._open is None else add_gram_(self._open, a)
 
@@ -194,16 +221,18 @@ class Factor:
         a = self.kept()
         return upper(gram(a if a.shape[0] <= a.shape[1] else a.T)).div_(self.samples)
 
-    def take(self) -> tuple[Tensor, float]:
+    def take(self) -> tuple[Tensor | Product, float]:
         """Return `mean` as a matrix and a factor, at the least cost, and release the memory."""
         if self._total is None:
             one = len(self._held) == 1  # it may be large, so it is converted in parts and not multiplied
             a, times = (self._held[0][0], self._held[0][1] ** 2) if one else (self.kept(), 1.0)
-            found = gram(a if a.shape[0] <= a.shape[1] else a.T)
+            found: Tensor | Product = Product.of(a)
+            if not self.top or not Product.suits(a.shape[0], a.shape[1], a.device):
+                found = _mirror_(gram(a if a.shape[0] <= a.shape[1] else a.T))
         else:
-            found, times = self._total, self._times
+            found, times = self._total if self.diagonal else _mirror_(self._total), self._times
         self.release()
-        return found if self.diagonal else _mirror_(found), times / self.samples
+        return found, times / self.samples
 
     @property
     def bytes(self) -> int:
@@ -269,6 +298,8 @@ class Factor:
         self._note(like)
         keeps = self.keeps(dimension, count)
         self.pending += count
+        if self.top and self._open is None and self._total is None:
+            keeps = keeps or Product.suits(dimension, self.samples + self.pending, like.device)
         if not keeps:
             self._spill()
         return not keeps

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.eigen import eigenvalues, largest, magnitudes
+from gyroscope.conditioning.eigen import Product, eigenvalues, largest, magnitudes
 from gyroscope.conditioning.factors import Factor
 from gyroscope.conditioning.result import Kappas, LayerConditioning, Spectra
 from gyroscope.conditioning.spectra import Spectrum, product_at, spectra_of
@@ -136,7 +136,7 @@ class _Weights:
 
     parts: list[tuple[int, int | None]]
     squares: Tensor
-    grams: list[Tensor]
+    grams: list[Tensor | Product]
     scales: Tensor
 
     @classmethod
@@ -153,8 +153,8 @@ class _Weights:
         squares = dots({"ww": (whole, whole)})[:, 0]
         if any_sharded(whole):
             # One at a time: together they would put the whole model on every rank.
-            pairs = [shorter_grams([_whole(w)]) for w in whole]
-            grams, scales = [g for gram, _ in pairs for g in gram], torch.cat([scale for _, scale in pairs])
+            pairs = [_reduced(_whole(w)) for w in whole]
+            grams, scales = [gram for gram, _ in pairs], torch.cat([scale for _, scale in pairs])
         else:
             grams, scales = shorter_grams(whole)
         return cls(parts, squares, grams, scales)
@@ -171,8 +171,14 @@ def _whole(weight: Any) -> Tensor:
     return found
 
 
-def shorter_grams(matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Return the smaller of WWᵀ/s² and WᵀW/s² of each tensor, in float64, and the scales s, [n].
+def _reduced(weight: Tensor) -> tuple[Tensor | Product, Tensor]:
+    """Return a gram of a weight that does not hold it, with the same λmax, and its scale, [1]."""
+    (gram,), scale = shorter_grams([weight])
+    return largest([gram])[:, None] if isinstance(gram, Product) else gram, scale
+
+
+def shorter_grams(matrices: Sequence[Tensor]) -> tuple[list[Tensor | Product], Tensor]:
+    """Return the smaller of WWᵀ/s² and WᵀW/s² of each tensor, in float64 if it is formed, and the scales s, [n].
 
     Tensors of any shape and real dtype are taken as matrices W [out, everything else]. √λmax·s of a gram is the largest
     singular value σmax(W), to a relative 1e-6. The scales are powers of two that bring W/s near 1. Tensors of one shape
@@ -186,7 +192,7 @@ def shorter_grams(matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
     shapes: dict[tuple[torch.Size, torch.device], list[int]] = defaultdict(list)
     for i, matrix in enumerate(given):
         shapes[matrix.shape, matrix.device].append(i)
-    grams: dict[int, Tensor] = {}
+    grams: dict[int, Tensor | Product] = {}
     scales: dict[int, Tensor] = {}
     for same in shapes.values():
         gram, scale = _grams([given[i] for i in same])
@@ -208,13 +214,18 @@ def _matrix(tensor: Tensor) -> Tensor:
     return tensor.reshape(out, math.prod(rest))
 
 
-def _grams(same: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the grams of matrices of one shape, stacked, and their scales."""
+def _grams(same: Sequence[Tensor]) -> tuple[Sequence[Tensor | Product], Tensor]:
+    """Return the grams of matrices of one shape, and their scales."""
     out, rest = same[0].shape
     axis, (short, long) = int(out <= rest), sorted((out, rest))
     most = _PART_ON_CPU if same[0].device.type == "cpu" else _PART
     width = max(1, most // max(1, len(same) * short))
     scale = _scales(same, axis, long, width)
+    ones = same[0].new_ones(len(same), dtype=torch.float64)
+    if Product.suits(short, long, same[0].device):
+        if scale is None:
+            return [Product.of(m) for m in same], ones
+        return [Product.of(m / s) for m, s in zip(same, scale, strict=True)], scale
     gram: Tensor | None = None
     for at in range(0, long, width):
         part = _part(same, axis, at, width)
@@ -222,9 +233,8 @@ def _grams(same: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
             part = part.div_(scale[:, None, None])
         wide = part if axis else part.mT
         gram = torch.bmm(wide, wide.mT) if gram is None else gram.baddbmm_(wide, wide.mT)
-    ones = same[0].new_ones(len(same), dtype=torch.float64)
     zeros = ones.new_zeros(len(same), short, short)
-    return zeros if gram is None else gram, ones if scale is None else scale
+    return list(zeros if gram is None else gram), ones if scale is None else scale
 
 
 def _scales(same: Sequence[Tensor], axis: int, long: int, width: int) -> Tensor | None:
@@ -275,7 +285,7 @@ class Spectrometer:
         self._at_first = in_use if self._at_first is None else self._at_first
         return in_use > self._at_first + _WAITING
 
-    def finish(self, others: Sequence[Tensor] = ()) -> Tensor:
+    def finish(self, others: Sequence[Tensor | Product] = ()) -> Tensor:
         """Bring the spectra of all factors to the host, and return λmax of other matrices."""
         tops = self._decompose(others)
         factors, values, times, zeros = zip(*self._found, strict=True) if self._found else ((), (), (), ())
@@ -287,7 +297,7 @@ class Spectrometer:
     def __getitem__(self, factor: Factor) -> Spectrum:
         return self._spectra[id(factor)]
 
-    def _decompose(self, others: Sequence[Tensor]) -> Tensor:
+    def _decompose(self, others: Sequence[Tensor | Product]) -> Tensor:
         """Decompose the waiting factors, size by size, and return λmax of other matrices."""
         sizes: defaultdict[int, tuple[list[Factor], list[int]]] = defaultdict(lambda: ([], []))
         for factor in self._waiting:
@@ -299,11 +309,12 @@ class Spectrometer:
         for size, (factors, same) in sizes.items():
             taken = [factor.take() for factor in factors]
             matrices = [matrix for matrix, _ in taken]
+            formed = [matrix for matrix in matrices if isinstance(matrix, Tensor)]  # all, if they are decomposed
             values: Sequence[Tensor]
             if size == 0 and factors:  # one-hot samples: the eigenvalues themselves
-                values = [matrix if self.full else matrix.amax()[None] for matrix in matrices]
+                values = [matrix if self.full else matrix.amax()[None] for matrix in formed]
             elif self.full:
-                values = eigenvalues(matrices, owned=True)
+                values = eigenvalues(formed, owned=True)
                 tops |= zip(same, largest([others[i] for i in same]), strict=True)
             else:
                 both = largest([*matrices, *(others[i] for i in same)], owned=True)

@@ -27,7 +27,8 @@ def _extremes(x: Tensor, layout: Layout, threshold: float) -> Extremes:
         x = x.reshape(-1, *x.shape[axis:]).flatten(1)
     else:
         x = x.movedim(axis, -1).reshape(-1, x.shape[axis])
-    low, high = torch.aminmax(x, dim=0)
+    # On a CPU, aminmax over one dimension takes ten times as long as both.
+    low, high = (x.amin(0), x.amax(0)) if x.device.type == "cpu" else torch.aminmax(x, dim=0)
     return (low, high) if threshold == 0 else (low - threshold, high - threshold)
 
 
