@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gyroscope.control.fused import RULES, Hyper, Launch, rows_among
-from gyroscope.control.proposal import Group, Proposal, Rule, decay_of, kernel_of, roundings
+from gyroscope.control.proposal import Group, Proposal, Rule, StandIns, decay_of, kernel_of, roundings
 from gyroscope.control.steering import Law, Ledger
 from gyroscope.vectors.launch import on, to_device
 from gyroscope.vectors.layout import like
@@ -321,10 +321,15 @@ class Given:
 
     def __init__(self) -> None:
         self._known: tuple[Any, ...] = ()
+        self._stand_ins: StandIns | None = None
         self._launches: list[tuple[Launch, torch.dtype]] = []
         self._states: list[StateView] = []
         self._clearing: list[tuple[Launch, Any]] = []
-        self._cleared: tuple[list[int], int] = ([], -1)
+        self._cleared: tuple[Sequence[int], int] = ([], -1)
+
+    def knows(self, proposal: Proposal) -> bool:
+        """Return whether everything lies where it did at the last step, as the proposal has found out."""
+        return proposal.stand_ins is not None and proposal.stand_ins is self._stand_ins
 
     def step(
         self,
@@ -336,6 +341,16 @@ class Given:
         law: Law,
     ) -> None:
         """Turn the parameters of the proposal; set its displacements to 0 for the next step, if they are kept."""
+        if not self.knows(proposal):
+            self._find(proposal, rows, counts)
+        for launch, dtype in self._launches:
+            if proposal.stepped:
+                launch("stepped", Hyper(noise=roundings(dtype) ** 2), lr, ledger, law)
+            else:
+                launch("given", Hyper(along=proposal.along), lr, ledger, law, zero=True)
+
+    def _find(self, proposal: Proposal, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Find the layers and their displacements in memory; the tables are kept if nothing has moved."""
         params, moves = proposal.params, proposal.displacements
         if list(map(Tensor.stride, params)) != list(map(Tensor.stride, moves)):
             moves = [like(d, p) for d, p in zip(moves, params, strict=True)]
@@ -348,11 +363,8 @@ class Given:
                 launch = Launch([w, d, d, d], its_rows, [counts[i] for i in members])
                 self._launches.append((launch, d[0].dtype))
             self._known = seen
-        for launch, dtype in self._launches:
-            if proposal.stepped:
-                launch("stepped", Hyper(noise=roundings(dtype) ** 2), lr, ledger, law)
-            else:
-                launch("given", Hyper(along=proposal.along), lr, ledger, law, zero=True)
+        # Copies of displacements in another layout are made at every step.
+        self._stand_ins = proposal.stand_ins if moves is proposal.displacements else None
 
     def clear(
         self,
@@ -365,7 +377,7 @@ class Given:
         """Set what is not finite to 0 in the state of layers whose last step was skipped; others are not read."""
         size = sum(map(len, optimizer.state.values()))  # state may appear at any step
         if (rows, size) != self._cleared or not all(view.holds(optimizer) for view in self._states):
-            self._cleared = (list(rows), size)
+            self._cleared = (rows, size)
             self._find_states(optimizer, params, rows, counts)
         for launch, kind in self._clearing:
             with on(launch.device):
