@@ -48,7 +48,8 @@ def test_steps_and_states_are_those_of_parameters_that_point_elsewhere(name):
         one.step()
         other.step()
     assert all(torch.equal(p, q) for p, q in zip(ours, others, strict=True))
-    assert seen and all(any(p is q for q in others) for p in seen[0])
+    assert seen
+    assert all(any(p is q for q in others) for p in seen[0])
     states = [[{k: v for k, v in x.state[p].items() if k != "radius"} for p in ps]
               for x, ps in ((one, ours), (other, others))]  # fmt: skip
     for mine, theirs in zip(*states, strict=True):
