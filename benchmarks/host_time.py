@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,6 +33,7 @@ from triton.runtime.interpreter import InterpretedFunction
 import gyroscope
 from gyroscope import Layca
 from parameter_sets import SETS
+from step_cost import general
 from timing import environment, summary, write
 
 Params = list[torch.nn.Parameter]
@@ -81,13 +81,6 @@ class Still(torch.optim.Optimizer):
 
 def layca(inner: torch.optim.Optimizer) -> Layca:
     return Layca(inner, zero_norm="skip")  # inner products are not computed, so nothing may depend on them
-
-
-def general(optimizer: Layca) -> Layca:
-    """The path that optimizers without a kernel take; a scheduler, a scaler or a hook would change more than that."""
-    proposer = optimizer._steering.proposer
-    proposer.rule = replace(proposer.rule, kernel=None)
-    return optimizer
 
 
 def contenders(params: Params) -> dict[str, Step]:
