@@ -445,6 +445,7 @@ class Proposer:
 
     def _zeros(self, i: int, weights: list[Tensor]) -> list[Tensor]:
         """Return a buffer of zeros for each weight; kept between steps and zeroed after each (`release`)."""
+        self._stand_ins.pop(i, None)
         layout = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
         if i not in self._buffers or self._buffers[i][0] != layout:
             fresh = [torch.zeros_like(w, memory_format=torch.preserve_format) for w in weights]
@@ -455,6 +456,10 @@ class Proposer:
         """Drop the buffers, which may hold half a step after an interruption; the next step makes new ones."""
         self._buffers.clear()
         self._stand_ins.clear()
+        self.forget_states()
+
+    def forget_states(self) -> None:
+        """Let go of the optimizer's state, because another was loaded."""
         self._states = _no_states()
 
     def release(self, proposal: Proposal) -> None:

@@ -419,7 +419,7 @@ class Steering:
     def forget(self) -> None:
         """Rebuild all tables at the next step, because a state was loaded."""
         self._drivers.clear()
-        self.proposer.forget()
+        self.proposer.forget_states()
 
     def _hooked(self) -> bool:
         """Return whether the inner optimizer has step hooks, so that its own step must be called."""
