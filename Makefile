@@ -97,6 +97,7 @@ gpu: $(READY)  ## the tests that need a GPU, and those of the kernels on it
 
 bench: $(READY)  ## what a step costs on this machine; writes benchmarks/results/ and the tables in docs/
 	$(BIN)/python benchmarks/step_cost.py --device cpu
+	$(BIN)/python benchmarks/host_time.py
 	$(BIN)/python benchmarks/vectors.py --device cpu
 	$(BIN)/python benchmarks/monitor_cost.py --device cpu
 	$(BIN)/python benchmarks/monitor_cost.py --device cpu --budget

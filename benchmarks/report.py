@@ -116,6 +116,28 @@ def summary() -> list[str]:
     return rows
 
 
+def host_time() -> list[str]:
+    """Microseconds of the host per layer and per watched step, without launches, before and after."""
+    before, now = load("host_time_before_cpu"), load("host_time_cpu")
+    e, sets = now["environment"], now["sets"]
+
+    def cell(v: dict[str, dict[str, float]], layers: int, digits: int) -> str:
+        return " / ".join(f"{1e3 * v[kind]['median_ms'] / layers:.{digits}f}" for kind in ("warm", "cold"))
+
+    heads = [f"{SETS[s]}, {when}" for s in sets for when in ("before", "now")]
+    rows = [f"{e['cpu']}, one thread; torch {e['torch']}. `{now['command']}`", ""]
+    rows += ["| µs per layer, warm / cold | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for label in next(iter(sets.values()))["steps"]:
+        found = [(one["sets"][s]["steps"][label], one["sets"][s]["layers"]) for s in sets for one in (before, now)]
+        rows.append(f"| {label} | " + " | ".join(cell(v, n, 2) for v, n in found) + " |")
+    watched = now["watch"]
+    rows += ["", f"| µs per step of {watched['layers']} layers, warm / cold | before | now |", "|---|---|---|"]
+    for label in watched["steps"]:
+        cells = (cell(one["watch"]["steps"][label], 1, 0) for one in (before, now))
+        rows.append(f"| {label} | " + " | ".join(cells) + " |")
+    return rows
+
+
 NETWORKS = {
     "resnet50": "ResNet-50, batch 128, bf16",
     "gpt2": "GPT-2 124M, 64×1024 tokens, bf16",
@@ -424,6 +446,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "h200 eager": [environment(gpu), "", *times(gpu, "eager")],
             "h200 graph": times(gpu, "graph"),
             "cpu": [environment(cpu), "", *times(cpu, "eager")],
+            "host time": host_time(),
             "measuring targets": measuring_targets(),
             "measuring h200": measuring("monitor_cost_cuda"),
             "measuring cpu": measuring("monitor_cost_cpu"),

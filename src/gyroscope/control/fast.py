@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gyroscope.control.proposal import RULES, Group, Hyper, Proposal, Rule, decay_of, kernel_of, roundings
+from gyroscope.control.proposal import RULES, Group, Hyper, Proposal, Rule, StandIns, decay_of, kernel_of, roundings
 from gyroscope.control.steering import Law, Ledger
 from gyroscope.vectors.launch import rows_of, to_device
 from gyroscope.vectors.layout import by_type, like
 
 _address = Tensor.data_ptr
 _strides = Tensor.stride
+_is_contiguous = Tensor.is_contiguous
 
 # A check of a whole list that torch's CUDA builds have for their own graphs; a third of the cost of checking each.
 _bulk = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
@@ -99,6 +100,7 @@ class Fast:
         self._params: list[Tensor] = []
         self._active: list[int] | None = None
         self._grads_at: list[int] = []
+        self._strides: list[tuple[int, ...]] | None = None
         self._grad_types: list[torch.dtype] = []
         self._copies: list[Tensor] = []
         self._counts: dict[str, Tensor] = {}
@@ -118,7 +120,12 @@ class Fast:
                 return False
             grads = [grads[j] for j in self._active]
         try:
-            if list(map(_strides, grads)) != self._strides or not _lie_at(self._params, self._at):
+            if self._strides is None:
+                if not all(map(_is_contiguous, grads)):
+                    return False
+            elif list(map(_strides, grads)) != self._strides:
+                return False
+            if not _lie_at(self._params, self._at):
                 return False
             if not _lie_at(grads, self._grads_at) and not self._find_grads(grads):
                 return False
@@ -139,9 +146,9 @@ class Fast:
     def _find_grads(self, grads: Sequence[Tensor]) -> bool:
         if [g.dtype for g in grads] != self._grad_types:
             return False
-        self._grads_at = list(map(_address, grads))
+        self._grads_at = at = list(map(_address, grads))
         for launch, members in self._launches:
-            launch.point(self._lists(grads, members))
+            launch.move_gradients(at if len(members) == len(at) else [at[i] for i in members])
         return True
 
     def run(self, group: Group) -> None:
@@ -179,8 +186,11 @@ class Fast:
         self._counts = {}
         given = grads
         alike = [_lie_alike(p, g) for p, g in zip(params, given, strict=True)]
-        # The strides of gradients that are used as they are; gradients with others are copied at every step.
-        self._strides = [_strides(g if same else p) for p, g, same in zip(params, given, alike, strict=True)]
+        # The strides of gradients that are used as they are; gradients with others are copied at every step. If all are
+        # contiguous, which costs half as much to check, None.
+        plain = all(map(_is_contiguous, params)) and all(map(_is_contiguous, given))
+        strides = [_strides(g if same else p) for p, g, same in zip(params, given, alike, strict=True)]
+        self._strides = None if plain else strides
         grads = [
             g if same else torch.empty_like(p, dtype=g.dtype).copy_(g)
             for p, g, same in zip(params, given, alike, strict=True)
@@ -307,10 +317,15 @@ class Given:
     def __init__(self, launch: Any) -> None:
         self._launch = launch
         self._known: tuple[Any, ...] = ()
+        self._stand_ins: StandIns | None = None
         self._launches: list[tuple[Any, torch.dtype]] = []
         self._states: list[StateView] = []
         self._clearing: list[Any] = []
-        self._cleared: tuple[list[int], int] = ([], -1)
+        self._cleared: tuple[Sequence[int], int] = ([], -1)
+
+    def knows(self, proposal: Proposal) -> bool:
+        """Return whether everything lies where it did at the last step, as the proposal has found out."""
+        return proposal.stand_ins is not None and proposal.stand_ins is self._stand_ins
 
     def step(
         self,
@@ -322,6 +337,16 @@ class Given:
         law: Law,
     ) -> None:
         """Turn the parameters of the proposal; set its displacements to 0 for the next step, if they are kept."""
+        if not self.knows(proposal):
+            self._find(proposal, rows, counts)
+        for launch, dtype in self._launches:
+            if proposal.stepped:
+                launch("stepped", Hyper(noise=roundings(dtype) ** 2), lr, ledger, law)
+            else:
+                launch("given", Hyper(along=proposal.along), lr, ledger, law, zero=True)
+
+    def _find(self, proposal: Proposal, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Find the layers and their displacements in memory; the tables are kept if nothing has moved."""
         params, moves = proposal.params, proposal.displacements
         if list(map(Tensor.stride, params)) != list(map(Tensor.stride, moves)):
             moves = [like(d, p) for d, p in zip(moves, params, strict=True)]
@@ -334,11 +359,8 @@ class Given:
                 launch = self._launch([w, d, d, d], its_rows, [counts[i] for i in members])
                 self._launches.append((launch, d[0].dtype))
             self._known = seen
-        for launch, dtype in self._launches:
-            if proposal.stepped:
-                launch("stepped", Hyper(noise=roundings(dtype) ** 2), lr, ledger, law)
-            else:
-                launch("given", Hyper(along=proposal.along), lr, ledger, law, zero=True)
+        # Copies of displacements in another layout are made at every step.
+        self._stand_ins = proposal.stand_ins if moves is proposal.displacements else None
 
     def clear(
         self,
@@ -351,7 +373,7 @@ class Given:
         """Set what is not finite to 0 in the state of layers whose last step was skipped; others are not read."""
         size = sum(map(len, optimizer.state.values()))  # state may appear at any step
         if (rows, size) != self._cleared or not all(view.holds(optimizer) for view in self._states):
-            self._cleared = (list(rows), size)
+            self._cleared = (rows, size)
             self._find_states(optimizer, params, rows, counts)
         for launch in self._clearing:
             launch.clear(ledger)

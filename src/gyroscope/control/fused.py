@@ -25,6 +25,7 @@ from gyroscope.errors import ControlError
 from gyroscope.vectors.launch import (
     CHUNK,
     Addresses,
+    Ints,
     cut,
     in_two,
     is_aligned,
@@ -447,26 +448,29 @@ class Launch:
         self.a, self.b = torch.empty(2, self.n_segments, dtype=torch.float64, device=device).unbind()
         self._addresses = Addresses(device)
         self._captured: list[Tensor] = []
-        self.point(lists)
+        self._sizes = [one[0].element_size() for one in lists]
+        self._table = np.stack([self._spread(k, list(map(Tensor.data_ptr, one))) for k, one in enumerate(lists)])
+        self._point()
         self._uploaded: tuple[Any, Tensor] | None = None
         self._compiled: dict[Any, Any] = {}
 
-    def point(self, lists: Sequence[Sequence[Tensor]]) -> None:
-        """Update the addresses of the tensors; everything else about them is unchanged."""
-        pointers = np.stack(
-            [
-                np.repeat(np.fromiter(map(Tensor.data_ptr, one), np.int64, len(one)), self._counts)
-                + self._offsets * one[0].element_size()
-                for one in lists
-            ]
-        )
-        table = self._addresses.table(pointers)
+    def move_gradients(self, addresses: Sequence[int]) -> None:
+        """Update the addresses of the second list; everything else is unchanged."""
+        self._table[1] = self._spread(1, addresses)
+        self._point()
+
+    def _spread(self, k: int, addresses: Sequence[int]) -> Ints:
+        """Return the addresses of the segments of list k."""
+        return np.repeat(np.array(addresses, dtype=np.int64), self._counts) + self._offsets * self._sizes[k]
+
+    def _point(self) -> None:
+        table = self._addresses.table(self._table)
         if table is None:
             raise ControlError(
                 "A CUDA graph captures a step of layers that have not been stepped since the last capture. Take one "
                 "step outside a graph first."
             )
-        self.pointers, self.aligned = table, is_aligned(pointers)
+        self.pointers, self.aligned = table, is_aligned(self._table)
 
     def __call__(
         self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, *, zero: bool = False

@@ -42,9 +42,9 @@ class Joint(Optimizer):
         super().__init__(list(groups), {})
         self.inner, self.others = inner, others
         self.defaults = inner.defaults
-        self._share()
+        self.share()
 
-    def _share(self) -> None:
+    def share(self) -> None:
         """Give both optimizers their groups and the state, which a load or a trainer may have replaced."""
         for one, rule in ((self.inner, "turn"), (self.others, "plain")):
             one.param_groups = [group for group in self.param_groups if group["rule"] == rule]
@@ -57,7 +57,7 @@ class Joint(Optimizer):
         Args:
             closure: evaluates the model again and returns the loss; for the first alone.
         """
-        self._share()
+        self.share()
         loss = self.inner.step() if closure is None else self.inner.step(closure)
         if self.others.param_groups:
             with _own_rates(self.others.param_groups):
@@ -82,7 +82,7 @@ class Joint(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._share()
+        self.share()
         for one in (self.inner, self.others):  # torch's fill in options that older states lack
             one.__setstate__({"state": self.state, "param_groups": one.param_groups})
 

@@ -16,7 +16,7 @@ from gyroscope.base.accepted import choice, flag, real, whole
 from gyroscope.base.hooks import is_capturing
 from gyroscope.control.rates import checked_multipliers
 from gyroscope.control.roster import Entry, Roster, check_saved, check_weight, few, own_in
-from gyroscope.control.steering import Law, Others, Steering, Work
+from gyroscope.control.steering import Law, Members, Others, Steering, Work
 from gyroscope.control.torch_contract import OWN, Wrapper, add_group, as_group, is_rate, load_uncast
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer
@@ -244,7 +244,7 @@ class Layca(Wrapper):
         for i, w in work.items():
             fresh = [k for k, e in enumerate(w.entries) if e.index not in self._met]
             if fresh:
-                new[i] = Work(w.group, [w.params[k] for k in fresh], [], [w.entries[k] for k in fresh])
+                new[i] = Work(w.group, [w.params[k] for k in fresh], [], Members(w.entries[k] for k in fresh))
         grows = self._steering.grows > 0
         zeros: list[tuple[Tensor, Entry, list[int]]] = []
         if new and (grows or self.zero_norm == "raise") and not is_capturing():

@@ -60,6 +60,9 @@ class Launch:
         lengths = np.repeat(np.array([t.numel() for t in lists[0]], dtype=np.int64) // self._counts, self._counts)
         within = np.arange(lengths.size) - np.repeat(np.cumsum(self._counts) - self._counts, self._counts)
         self._offsets = within * lengths
+        self._sizes = [one[0].element_size() for one in lists]
+        self._first = lists[0]
+        self._stepped = [t for t in lists[0] if not t.is_inference()]
         segment, place, first = cut(lengths, CHUNK)
         self._arrays: dict[str, np.ndarray[Any, Any]] = {
             "segment": segment,
@@ -67,13 +70,13 @@ class Launch:
             "first": first,
             "length": lengths,
             "row": self._rows,
+            "address": np.stack([self._spread(k, list(map(Tensor.data_ptr, one))) for k, one in enumerate(lists)]),
             "kind": np.array([KINDS[one[0].dtype] for one in lists], dtype=np.int64),
             "partial": np.empty((len(segment), 3)),
             "radius": np.empty(lengths.size),
             "bad": np.empty(lengths.size, dtype=np.int64),
         }
         self._layers = _Layers(len(segment), lengths.size)
-        self.point(lists)
         for name, array in self._arrays.items():
             setattr(self._layers, name, array.ctypes.data)
 
@@ -82,18 +85,13 @@ class Launch:
         """Return whether the compiled step knows the types of these tensors."""
         return reads(*tensors)
 
-    def point(self, lists: Sequence[Sequence[Tensor]]) -> None:
-        """Update the addresses of the tensors; everything else about them is unchanged."""
-        self._first = lists[0]
-        self._stepped = [t for t in lists[0] if not t.is_inference()]
-        self._arrays["address"] = np.stack(
-            [
-                np.repeat(np.fromiter(map(Tensor.data_ptr, one), np.int64, len(one)), self._counts)
-                + self._offsets * one[0].element_size()
-                for one in lists
-            ]
-        )
-        self._layers.address = self._arrays["address"].ctypes.data
+    def move_gradients(self, addresses: Sequence[int]) -> None:
+        """Update the addresses of the second list; everything else is unchanged."""
+        self._arrays["address"][1] = self._spread(1, addresses)
+
+    def _spread(self, k: int, addresses: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Return the addresses of the segments of list k."""
+        return np.repeat(np.array(addresses, dtype=np.int64), self._counts) + self._offsets * self._sizes[k]
 
     def __call__(
         self, rule: str, hyper: Hyper, lr: float | Tensor, ledger: Ledger, law: Law, *, zero: bool = False

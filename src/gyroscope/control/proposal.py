@@ -1,11 +1,13 @@
 """The displacement that an optimizer would take, without taking it.
 
 The displacement is never computed as p_new − p_old in low precision: in bfloat16 at a small learning rate that is
-noise. While the optimizer steps, its parameters point elsewhere:
+noise. While the optimizer steps, its parameters are elsewhere:
 
-- to a buffer of zeros, where the rule does not read the weights: the buffer then *is* the displacement. Weight decay is
-  taken out of the group and added by hand: coupled, to the gradient; decoupled, as the multiple `along` of the weights;
-- to a copy of the weights in float32 or better, where the rule reads them, or may (unknown optimizers). The change of
+- in a buffer of zeros, where the rule does not read the weights: the buffer then *is* the displacement. Weight decay is
+  taken out of the group and added by hand: coupled, to the gradient; decoupled, as the multiple `along` of the weights.
+  torch's own optimizers are given other tensors to step (`StandIns`), unless hooks would see them. Otherwise the
+  parameters themselves point there, which costs the host several times as much;
+- in a copy of the weights in float32 or better, where the rule reads them, or may (unknown optimizers). The change of
   the copy is the displacement. A change of a few roundings of the weights has no direction: it becomes NaN, and the
   step is skipped. (Not for sharded weights, of which a rank sees a part.)
 
@@ -18,16 +20,20 @@ kernel does the same arithmetic, so that the rule runs inside the pass that comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import is_
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from gyroscope.control.joint import main
+from gyroscope.control.joint import Joint, main
 from gyroscope.control.sgd_amom import SGD_AMom
 from gyroscope.errors import ControlError
 from gyroscope.vectors.layout import any_sharded, as_sharded, is_sharded, local
@@ -156,6 +162,7 @@ class Hyper:
 
 
 _LOW = (torch.bfloat16, torch.float16)
+_PLAIN = {Tensor, torch.nn.Parameter}
 
 # Displacements up to this many machine epsilons of the weights' norm are skipped: rounding, which adds about 0.2,
 # would turn shorter ones by more than 1.5 degrees.
@@ -166,14 +173,55 @@ _ROUNDINGS = 8.0
 class Proposal:
     """The displacements s = `displacements` + `along` · w of the parameters of one group.
 
-    If `stepped`, `displacements` holds copies of the weights that the optimizer has stepped, and s = copy − w.
+    If `stepped`, `displacements` holds copies of the weights that the optimizer has stepped, and s = copy − w. If they
+    are those of `stand_ins`, which are the same object for as long as all tensors lie where they did, nothing about
+    either has to be looked up again.
     """
 
     params: list[Tensor] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
+    positions: Sequence[int] = ()
     displacements: list[Tensor] = field(default_factory=list)
     along: float = 0.0
     stepped: bool = False
+    stand_ins: StandIns | None = None
+
+
+class StandIns:
+    """Tensors of zeros that an optimizer steps in the place of parameters."""
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.zeros = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
+        self._params = list(params)
+        self._at = list(map(Tensor.data_ptr, params))
+        self._strides = _unusual_strides(params)
+
+    def fit(self, params: Sequence[Tensor]) -> bool:
+        """Return whether these are the parameters, and their memory is where and how it was.
+
+        Their shapes and dtypes are checked by `take`, together with those of the gradients.
+        """
+        if len(params) != len(self._params) or not all(map(is_, params, self._params)):
+            return False
+        return list(map(Tensor.data_ptr, params)) == self._at and _unusual_strides(params) == self._strides
+
+    def take(self, grads: Sequence[Tensor | None]) -> None:
+        """Take the gradients of the parameters; raise RuntimeError if they have other shapes or dtypes now."""
+        for zero, grad in zip(self.zeros, grads, strict=True):
+            zero.grad = grad
+
+    def give_back(self) -> None:
+        """Let go of the gradients."""
+        for zero in self.zeros:
+            zero.grad = None
+
+
+def _no_states() -> tuple[list[Any], defaultdict[Any, Any]]:
+    return [], defaultdict(dict)
+
+
+def _unusual_strides(tensors: Sequence[Tensor]) -> list[tuple[int, ...]] | None:
+    """Return the strides of the tensors, or None if all are contiguous, which costs half as much to know."""
+    return None if all(map(Tensor.is_contiguous, tensors)) else list(map(Tensor.stride, tensors))
 
 
 class Proposer:
@@ -197,6 +245,8 @@ class Proposer:
         self.only_direction = not keep_lr
         self.keep_lr = keep_lr or self.reads_weights or isinstance(main(optimizer), torch.optim.Rprop)
         self._buffers: dict[int, tuple[list[Any], list[Tensor]]] = {}
+        self._stand_ins: dict[int, StandIns] = {}
+        self._states: tuple[list[Any], defaultdict[Any, Any]] = _no_states()  # as known, and with stand-ins for keys
 
     def propose(
         self,
@@ -206,6 +256,7 @@ class Proposer:
         frozen: Sequence[int] = (),
         closure: Callable[[], Any] | None = None,
         subtract: bool = True,
+        grads: Mapping[int, Sequence[Tensor]] = MappingProxyType({}),
     ) -> tuple[list[Proposal], Any]:
         """Let the optimizer step, and catch what it does to the parameters at `positions` of each group.
 
@@ -216,6 +267,7 @@ class Proposer:
             closure: passed on to an optimizer that reads the weights, which may call it several times; otherwise the
                 caller has evaluated it.
             subtract: return no proposal that is `stepped`.
+            grads: the gradients of some groups, if the caller has looked them up: all are there, and none is sparse.
         """
         groups = self.optimizer.param_groups
         proposals = [Proposal() for _ in groups]
@@ -223,20 +275,21 @@ class Proposer:
         for i, group in enumerate(groups):
             if i in hidden:
                 continue
-            for j in positions[i]:
-                p = group["params"][j]
-                if p.grad is not None or (late and p.requires_grad):
-                    proposals[i].params.append(p)
-                    proposals[i].positions.append(j)
+            every, chosen = group["params"], positions[i]
+            if i not in grads and (len(chosen) < len(every) or late or any(p.grad is None for p in every)):
+                chosen = [j for j in chosen if (p := every[j]).grad is not None or (late and p.requires_grad)]
+                every = [every[j] for j in chosen]
+            proposals[i] = Proposal(list(every), chosen)
         undo: list[Callable[[], None]] = []
         with self._hide(hidden), self._hold(groups, positions, frozen):
             try:
                 harvest = [
-                    self._redirect(i, group, proposal, undo, late=late)
+                    self._redirect(i, group, proposal, grads.get(i), undo, late=late)
                     for i, (group, proposal) in enumerate(zip(groups, proposals, strict=True))
                     if proposal.params
                 ]
-                loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+                with self._lend_states(proposals):
+                    loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
                 for take in harvest:
                     take()
             finally:
@@ -247,18 +300,30 @@ class Proposer:
         return proposals, loss
 
     def _redirect(
-        self, i: int, group: dict[str, Any], proposal: Proposal, undo: list[Callable[[], None]], *, late: bool
+        self,
+        i: int,
+        group: dict[str, Any],
+        proposal: Proposal,
+        grads: Sequence[Any] | None,
+        undo: list[Callable[[], None]],
+        *,
+        late: bool,
     ) -> Callable[[], None]:
         """Point a group's parameters elsewhere; return a function that reads the displacements after the step."""
         params = proposal.params
-        if any(p.grad is not None and p.grad.is_sparse for p in params):
-            raise ControlError(
-                "A controlled layer has a sparse gradient. Use sparse=False in the embedding, or exclude it."
-            )
+        if grads is None:
+            grads = [p.grad for p in params]
+            if any(g is not None and g.is_sparse for g in grads):
+                raise ControlError(
+                    "A controlled layer has a sparse gradient. Use sparse=False in the embedding, or exclude it."
+                )
+        if self._unseen() and _PLAIN.issuperset(map(type, params)):
+            return self._stand_in(i, group, proposal, grads, undo)
         if not late:  # gradients that a closure computes stay for the caller
             undo.append(_restore_grads(params))
         if not self.reads_weights:
-            self._take_decay_out(group, proposal, undo)
+            for p, g in zip(params, self._take_decay_out(group, proposal, grads, undo), strict=True):
+                p.grad = g
         if any_sharded(params):
             return self._redirect_shards(proposal, undo)
         weights = [p.data for p in params]
@@ -304,14 +369,18 @@ class Proposer:
             _leave_out_roundings(proposal.displacements, weights)
         proposal.stepped = False
 
-    def _take_decay_out(self, group: dict[str, Any], proposal: Proposal, undo: list[Callable[[], None]]) -> None:
+    def _take_decay_out(
+        self,
+        group: dict[str, Any],
+        proposal: Proposal,
+        grads: Sequence[Any],
+        undo: list[Callable[[], None]],
+    ) -> Sequence[Tensor]:
+        """Take weight decay and the rate out of a group; return the gradients, with coupled decay added."""
         how, decay = decay_of(self.rule, group)
         if how == "coupled":
-            params = proposal.params
             sign = -decay if group.get("maximize", False) else decay
-            decayed = torch._foreach_add([p.grad for p in params if p.grad is not None], params, alpha=sign)
-            for p, g in zip(params, decayed, strict=True):
-                p.grad = g
+            grads = torch._foreach_add(list(grads), proposal.params, alpha=sign)
         if how != "none":
             undo.append(_restore_key(group, "weight_decay"))
             group["weight_decay"] = 0.0
@@ -320,6 +389,79 @@ class Proposer:
             group["lr"] = 1.0
         if how == "decoupled":
             proposal.along = -decay * float(group["lr"])
+        return grads
+
+    def _unseen(self) -> bool:
+        """Return whether nobody sees what the optimizer steps: it is torch's own or ours, and has no hooks."""
+        if self.reads_weights or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+            return False
+        whole = self.optimizer
+        parts = (whole.inner, whole.others) if isinstance(whole, Joint) else (whole,)
+        return all(type(one) in _RULES and not one.defaults.get("differentiable") for one in parts) and not any(
+            one._optimizer_step_pre_hooks
+            or one._optimizer_step_post_hooks
+            or ("step" in vars(one) and not hasattr(one.step, "_wrapped_by_lr_sched"))
+            for one in {whole, *parts}
+        )
+
+    def _stand_in(
+        self,
+        i: int,
+        group: dict[str, Any],
+        proposal: Proposal,
+        grads: Sequence[Any],
+        undo: list[Callable[[], None]],
+    ) -> Callable[[], None]:
+        """Give the optimizer other tensors to step than a group's parameters."""
+        params, known = proposal.params, self._stand_ins.get(i)
+        if known is None or not known.fit(params):
+            known = None
+        grads = self._take_decay_out(group, proposal, grads, undo)
+        if known is not None:
+            try:
+                known.take(grads)
+            except RuntimeError:
+                known.give_back()
+                known = None
+        if known is None:
+            self._buffers.pop(i, None)
+            self._states = _no_states()
+            known = self._stand_ins[i] = StandIns(params)
+            known.take(grads)
+        undo.append(known.give_back)
+        undo.append(_restore_key(group, "params"))
+        every = list(group["params"])
+        for j, zero in zip(proposal.positions, known.zeros, strict=True):
+            every[j] = zero
+        group["params"] = every
+        proposal.stand_ins, proposal.displacements = known, known.zeros
+        return lambda: None
+
+    @contextmanager
+    def _lend_states(self, proposals: Sequence[Proposal]) -> Iterator[None]:
+        """Let the optimizer find the state of parameters under their stand-ins, and keep what it adds."""
+        lent = [one for one in proposals if one.stand_ins is not None]
+        if not lent:
+            yield
+            return
+        own = self.optimizer.state
+        now = [*(one.stand_ins for one in lent), *own, *own.values()]
+        known, theirs = self._states
+        if len(now) != len(known) or not all(map(is_, now, known)):  # state may be loaded or deleted at any time
+            instead = {p: zero for one in lent for p, zero in zip(one.params, one.displacements, strict=True)}
+            theirs = defaultdict(dict, {instead.get(key, key): state for key, state in own.items()})
+            self._states = now, theirs
+        self.optimizer.state = theirs
+        try:
+            yield
+        finally:
+            self.optimizer.state = own
+            if isinstance(self.optimizer, Joint):
+                self.optimizer.share()
+            if len(theirs) > len(own):
+                of = {zero: p for one in lent for p, zero in zip(one.params, one.displacements, strict=True)}
+                for key, state in theirs.items():
+                    own.setdefault(of.get(key, key), state)
 
     def _redirect_shards(self, proposal: Proposal, undo: list[Callable[[], None]]) -> Callable[[], None]:
         """Redirect DTensors, whose storage cannot be exchanged: their weights are copied and restored instead."""
@@ -350,6 +492,7 @@ class Proposer:
 
     def _zeros(self, i: int, weights: list[Tensor]) -> list[Tensor]:
         """Return a buffer of zeros for each weight; kept between steps and zeroed after each (`release`)."""
+        self._stand_ins.pop(i, None)
         layout = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
         if i not in self._buffers or self._buffers[i][0] != layout:
             fresh = [torch.zeros_like(w, memory_format=torch.preserve_format) for w in weights]
@@ -359,6 +502,12 @@ class Proposer:
     def forget(self) -> None:
         """Drop the buffers, which may hold half a step after an interruption; the next step makes new ones."""
         self._buffers.clear()
+        self._stand_ins.clear()
+        self.forget_states()
+
+    def forget_states(self) -> None:
+        """Let go of the optimizer's state, because another was loaded."""
+        self._states = _no_states()
 
     def release(self, proposal: Proposal) -> None:
         """Zero the buffers, once their displacements have been used."""
@@ -391,7 +540,7 @@ class Proposer:
                 p.detach().copy_(value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_buffers": {}}
+        return {**self.__dict__, "_buffers": {}, "_stand_ins": {}, "_states": _no_states()}
 
 
 def _at_least_float32(w: Tensor) -> Tensor:

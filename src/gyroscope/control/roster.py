@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ class Roster:
         self.groups = groups
         # The parameters of the groups with their shapes, once each group holds layers or others.
         self._held: list[list[tuple[weakref.ref[Tensor], torch.Size]]] = []
+        # The same at the last step, which is quicker to compare with.
+        self._last: list[list[Tensor]] = []
 
     @classmethod
     def of(cls, optimizer: Optimizer, model_or_layers: nn.Module | Sequence[Layer] | None) -> Roster:
@@ -167,6 +170,7 @@ class Roster:
     def hold(self, groups: Sequence[dict[str, Any]]) -> None:
         """Remember which parameters the groups hold, and in which order."""
         self._held = [[(weakref.ref(p), p.shape) for p in group["params"]] for group in groups]
+        self._last = []
 
     def refuse_changes(self, groups: Sequence[dict[str, Any]], *, begun: bool) -> None:
         """Reject groups that are no longer those of the roster, which knows layers by their positions.
@@ -175,6 +179,8 @@ class Roster:
         be replaced by its own shards (FSDP2) and, before the first step has `begun`, by another of its shape.
         """
         if self._same(groups):
+            if begun and not self._last:  # before, parameters that are replaced should be freed at once
+                self._last = [list(group["params"]) for group in groups]
             return
         sizes, held = ([len(group["params"]) for group in groups], [len(own) for own in self._held])
         more = groups[len(held) :]
@@ -199,6 +205,9 @@ class Roster:
     def _same(self, groups: Sequence[dict[str, Any]]) -> bool:
         if len(groups) != len(self._held):
             return False
+        if self._last:
+            pairs = [(group["params"], own) for group, own in zip(groups, self._last, strict=True)]
+            return all(len(params) == len(own) and all(map(is_, params, own)) for params, own in pairs)
         return all(
             len(group["params"]) == len(own)
             and all(p is ref() for p, (ref, _) in zip(group["params"], own, strict=True))
@@ -206,7 +215,7 @@ class Roster:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": []}  # a copy holds other parameters
+        return {**self.__dict__, "_held": [], "_last": []}  # a copy holds other parameters
 
     def extend(self, group: dict[str, Any]) -> None:
         """Append a group that was added: its matrices become the last layers."""

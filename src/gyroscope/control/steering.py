@@ -26,7 +26,9 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import cached_property
+from itertools import groupby, repeat
+from operator import is_
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -313,6 +315,25 @@ def _index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
     return to_device(np.array(rows, dtype=np.int64), device)
 
 
+class Members(tuple[Entry, ...]):
+    """Some layers of a group, in its order."""
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """The layers' rows in the ledger."""
+        return [row for e in self for row in e.rows]
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """The number of segments of each layer."""
+        return [e.segments for e in self]
+
+    @cached_property
+    def whole(self) -> bool:
+        """True if no layer has several segments."""
+        return all(n == 1 for n in self.counts)
+
+
 @dataclass(frozen=True)
 class Work:
     """The layers of one group that have a gradient in this step."""
@@ -320,17 +341,17 @@ class Work:
     group: Group
     params: list[Tensor]
     grads: list[Any]  # tensors; None where a closure has yet to compute one
-    entries: list[Entry]
+    entries: Members
 
     @property
     def rows(self) -> list[int]:
         """The layers' rows in the ledger."""
-        return [row for e in self.entries for row in e.rows]
+        return self.entries.rows
 
     @property
     def counts(self) -> list[int]:
         """The number of segments of each layer."""
-        return [e.segments for e in self.entries]
+        return self.entries.counts
 
     @property
     def views(self) -> list[Tensor]:
@@ -357,6 +378,7 @@ class Steering:
         self._until_checked = 0
         self._layer_of_row: dict[torch.device, Tensor] = {}
         self._drivers: dict[Any, Any] = {}  # of fused kernels, by group and by ("given", group)
+        self._all: dict[int, Members] = {}  # all layers of a group
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_drivers": {}}
@@ -385,6 +407,7 @@ class Steering:
             for name in ("radius", "skipped", "bad", "power1", "power2", "age", "first", "moments"):
                 getattr(new, name)[: len(ledger.radius)] = getattr(ledger, name)
         self._drivers.clear()
+        self._all.clear()
         self.write_multipliers()
 
     def ready(self) -> list[int]:
@@ -397,6 +420,7 @@ class Steering:
     def forget(self) -> None:
         """Rebuild all tables at the next step, because a state was loaded."""
         self._drivers.clear()
+        self.proposer.forget_states()
 
     def _hooked(self) -> bool:
         """Return whether the inner optimizer has step hooks, so that its own step must be called."""
@@ -412,15 +436,22 @@ class Steering:
             every = group["params"]
             params = [every[j] for j in entries] if len(every) > len(entries) else every
             grads = [p.grad for p in params]
-            if any(g is None for g in grads):
+            its = self._members(i)
+            if any(map(is_, grads, repeat(None))):
                 having = [k for k, g in enumerate(grads) if g is not None or (late and params[k].requires_grad)]
-                its = list(entries.values())
-                found[i] = Work(
-                    group, [params[k] for k in having], [grads[k] for k in having], [its[k] for k in having]
-                )
-            else:
-                found[i] = Work(group, params, grads, list(entries.values()))
+                params, grads = [params[k] for k in having], [grads[k] for k in having]
+                its = Members(its[k] for k in having)
+            found[i] = Work(group, params, grads, its)
         return found
+
+    def _members(self, i: int, positions: Sequence[int] | None = None) -> Members:
+        """Return the layers at some positions of a group, by default all of them."""
+        entries = self.roster.groups[i]
+        if positions is not None and len(positions) < len(entries):
+            return Members(entries[j] for j in positions)
+        if len(self._all.get(i, ())) != len(entries):
+            self._all[i] = Members(entries.values())
+        return self._all[i]
 
     def step(self, work: dict[int, Work], ready: Sequence[int], closure: Callable[[], Any] | None) -> Any:
         """Take the step; `closure` only for an inner optimizer that evaluates it itself."""
@@ -461,14 +492,19 @@ class Steering:
             return kernel
         return "plain" if kernel == "sgd" else None
 
-    def _kernel_runs(self, work: Work) -> bool:
+    def _kernel_runs(self, work: Work, *, known: bool = False) -> bool:
+        """Return whether the kernel can step these layers; `known` if it did, and all of them lie where they did."""
         device = work.params[0].device
         launch = _launch_on(device)
-        if launch is None or not launch.takes(*work.params, *work.grads) or self._any_growing(work.entries):
+        if launch is None or self._any_growing(work.entries):
+            return False
+        if known:
+            return True
+        if not launch.takes(*work.params, *work.grads):
             return False
         if any(p.device != device for p in work.params) or any_sharded(work.params):
             return False
-        if all(n == 1 for n in work.counts):
+        if work.entries.whole:
             return all(p.is_contiguous() or is_dense(p) for p in work.params)
         return all(is_dense(v) and splits_in_memory(v, n) for v, n in zip(work.views, work.counts, strict=True))
 
@@ -499,8 +535,13 @@ class Steering:
         active = any(p.grad is not None for i in rest for p in groups[i]["params"])
         if not asked and not active:
             return {}, None
-        its = [pair for i in asked for pair in zip(work[i].entries, work[i].grads, strict=True)]
-        sparse = [e.name for e, g in its if g is not None and g.is_sparse]
+        sparse = [
+            e.name
+            for i in asked
+            if any(g is not None and g.is_sparse for g in work[i].grads)
+            for e, g in zip(work[i].entries, work[i].grads, strict=True)
+            if g is not None and g.is_sparse
+        ]
         if sparse:
             raise ControlError(
                 f"{few(sparse)} has a sparse gradient; nothing was changed. Use sparse=False in the embedding, or "
@@ -514,6 +555,9 @@ class Steering:
                 frozen=asked if self.others == "frozen" else (),
                 closure=closure,
                 subtract=False,
+                grads={i: work[i].grads for i in asked if len(work[i].grads) == len(groups[i]["params"])}
+                if closure is None
+                else {},
             )
         return {i: proposals[i] for i in asked}, loss
 
@@ -521,17 +565,16 @@ class Steering:
         self, i: int, proposal: Proposal, moves: list[tuple[torch.device, Move]], after: list[Callable[[], None]]
     ) -> None:
         """Turn the layers in the proposed directions, by a kernel now or with the other moves."""
-        entries = [self.roster.groups[i][j] for j in proposal.positions]
-        work = Work(self.inner.param_groups[i], proposal.params, [], entries)
+        work = Work(self.inner.param_groups[i], proposal.params, [], self._members(i, proposal.positions))
         self._drivers.pop(i, None)  # its count of steps is behind now
-        runs = self._kernel_runs(work)
-        if not runs or any(n > 1 for n in work.counts):  # whether a change is mere rounding is asked of whole layers
+        driver = self._drivers.get(("given", i))
+        runs = self._kernel_runs(work, known=driver is not None and driver.knows(proposal))
+        if not runs or not work.entries.whole:  # whether a change is mere rounding is asked of whole layers
             self.proposer.subtract(proposal)
         if runs:
             from gyroscope.control.fast import Given
 
             device = proposal.params[0].device
-            driver = self._drivers.get(("given", i))
             if driver is None:
                 driver = self._drivers["given", i] = Given(_launch_on(device))
             ledger = self.ledger(device)

@@ -132,6 +132,7 @@ class Kernel:
         self._first = to_device(first, device)
         self._chunks = len(items)
         self._addresses = Addresses(device)
+        self._pointed: dict[Any, tuple[list[list[int]], Tensor, bool]] = {}
         self._done: dict[int, Tensor] = {}
         self._compiled: dict[Any, Any] = {}
         self.kept: Tensor | None = None  # buffers go back to the allocator
@@ -140,8 +141,8 @@ class Kernel:
         """Copy the weights to a new flat buffer; unused buffers go back to the allocator."""
         pointers, aligned = self._point([weights])
         target = torch.empty(self.layout.total, dtype=weights[0].dtype, device=self.device)
-        kind = TYPES[weights[0].dtype]
-        self._launch(_copy_kernel, [self._items, pointers, target], [kind, kind, aligned, 1024])
+        kind = weights[0].dtype
+        self._launch(_copy_kernel, [self._items, pointers, target], [kind, kind], [aligned, 1024])
         return target
 
     def products(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], remembered: Remembered) -> Tensor:
@@ -150,7 +151,9 @@ class Kernel:
         previous, moved, skip = remembered.previous, remembered.moved, remembered.skip
         if len({g.dtype for g in gradients}) > 1:
             gradients = [g.float() for g in gradients]
-        if list(map(Tensor.stride, gradients)) != list(map(Tensor.stride, weights)):
+        # Contiguity costs half as much to know as strides.
+        plain = all(map(Tensor.is_contiguous, gradients)) and all(map(Tensor.is_contiguous, weights))
+        if not plain and list(map(Tensor.stride, gradients)) != list(map(Tensor.stride, weights)):
             gradients = [like(g, w) for g, w in zip(gradients, weights, strict=True)]
         pointers, aligned = self._point([weights, gradients])
         stream = stream_of(self.device)  # two streams must not count in the same place
@@ -167,32 +170,39 @@ class Kernel:
             self._items, self._first, pointers, layers, reference, there(before), there(anchor), there(previous),
             there(skip), partial, self._done[stream], out,
         ]  # fmt: skip
+        types = [weights[0].dtype, gradients[0].dtype, there(previous).dtype]
         settings = [
-            TYPES[weights[0].dtype], TYPES[gradients[0].dtype], TYPES[there(previous).dtype], before is not None,
-            anchor is not None, previous is not None and moved, previous is not None, skip is not None, aligned,
-            _COLUMNS, _BLOCK,
+            before is not None, anchor is not None, previous is not None and moved, previous is not None,
+            skip is not None, aligned, _COLUMNS, _BLOCK,
         ]  # fmt: skip
-        self._launch(_products_kernel, tensors, settings)
+        self._launch(_products_kernel, tensors, types, settings)
         return out
 
-    def _launch(self, kernel: Any, tensors: list[Any], settings: list[Any]) -> None:
+    def _launch(self, kernel: Any, tensors: list[Any], types: list[torch.dtype], settings: list[Any]) -> None:
         """Launch a kernel; from the second time on, without checking every argument again."""
         # A compiled kernel knows which addresses are multiples of 16; other buffers must be so too.
         addresses = [t.data_ptr() for t in tensors if isinstance(t, Tensor)]
-        kinds = tuple(t.dtype if isinstance(t, Tensor) else t for t in tensors)
-        key = None if any(a % 16 for a in addresses) else (kernel, kinds, *settings)
+        kinds = [t.dtype if isinstance(t, Tensor) else t for t in tensors]
+        key = None if any(a % 16 for a in addresses) else (kernel, *kinds, *types, *settings)
         known = self._compiled.get(key)
         with on(self.device):
             if known is not None:
-                known(*tensors, *settings)
+                again, constants = known
+                again(*tensors, *constants)
                 return
-            compiled = kernel[(self._chunks,)](*tensors, *settings, num_warps=_WARPS)
+            constants = [*(TYPES[one] for one in types), *settings]
+            compiled = kernel[(self._chunks,)](*tensors, *constants, num_warps=_WARPS)
         if key is not None and (again := relauncher(compiled, self._chunks)) is not None:
-            self._compiled[key] = again
+            self._compiled[key] = again, constants
 
     def _point(self, lists: Sequence[Sequence[Tensor]]) -> tuple[Tensor, bool]:
         """Return the addresses of the tensors, on the device, and whether all allow 16-byte loads."""
-        addresses = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
-        table = self._addresses.table(addresses)
-        assert table is not None  # no measurement is captured
-        return table, is_aligned(addresses)
+        addresses = [list(map(Tensor.data_ptr, one)) for one in lists]
+        key = stream_of(self.device), len(lists)
+        known = self._pointed.get(key)
+        if known is None or known[0] != addresses:
+            array = np.array(addresses, dtype=np.int64)
+            table = self._addresses.table(array)
+            assert table is not None  # no measurement is captured
+            known = self._pointed[key] = addresses, table, is_aligned(array)
+        return known[1:]

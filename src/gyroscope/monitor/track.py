@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -34,7 +37,9 @@ class Measured:
         there: True for columns that were measured.
         gradients: True for layers that have a gradient.
         rr, exact, drawn, asleep, late: those of the reference (see `Reference`).
-        lr, eta, decay: one number per layer, or a tensor that still has to arrive.
+        groups: the optimizer's group of each layer, −1 for layers in none.
+        lr, decay: one number per group, or a tensor that still has to arrive.
+        eta: True for groups whose `lr` is a learning rate η.
         amp: of an optimizer that does the work of a GradScaler: whether it skipped this step because the gradients were
             not finite, and how many steps it has skipped. (Otherwise it has unscaled the gradients in place.)
         done: an event on the device after which everything is in host memory; None on a CPU.
@@ -50,8 +55,9 @@ class Measured:
     drawn: npt.NDArray[np.int64]
     asleep: npt.NDArray[np.bool_]
     late: tuple[tuple[list[int], Tensor], ...]
+    groups: npt.NDArray[np.int64]
     lr: list[Any]
-    eta: npt.NDArray[np.bool_]
+    eta: list[bool]
     decay: list[Any]
     amp: tuple[Any, Any]
     done: Any
@@ -95,14 +101,16 @@ def products_of(measured: Sequence[Measured]) -> Products:
             _from_sample(raw[row], m.matrix.numpy()[:, len(COLUMNS) :], rr[row], m.drawn > 0)
         raw[row, m.asleep] = np.nan
         found["ww"][row, m.asleep] = m.rr[m.asleep]
-    lr = np.array([[float(v) for v in m.lr] for m in measured])
-    decay = np.array([[float(v) for v in m.decay] for m in measured])
+    # The last of each list is for layers that are in no group.
+    lr = np.stack([np.array([*map(float, m.lr), np.nan])[m.groups] for m in measured])
+    decay = np.stack([np.array([*map(float, m.decay), np.nan])[m.groups] for m in measured])
+    eta = np.stack([np.array([*m.eta, False])[m.groups] for m in measured])
     return Products(
         **found,
         rr=rr,
         exact=np.stack([m.exact for m in measured]),
         lr=lr,
-        eta=np.where(np.stack([m.eta for m in measured]), lr, np.nan),
+        eta=np.where(eta, lr, np.nan),
         decay=decay,
         steps=np.ones_like(lr),
     )
@@ -221,7 +229,7 @@ class Track:
         self._moves = moves
         self._bundles: list[Bundle] = []
         self._places = [_place(layer) for layer in self.layers]
-        self._groups: list[int | None] = []
+        self._groups: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._known: tuple[Any, ...] = ()
         self._order: dict[tuple[torch.device, bool], Tensor] = {}
         self._copied: tuple[Any, ...] = ()
@@ -232,12 +240,17 @@ class Track:
         self._inside: tuple[list[Tensor], list[Tensor]] | None = None  # parameters and weights within a measured step
         self._fresh = True  # the weights are those of the last measurement
         self._restless = False  # the weights are changed between steps
-        self._seen: tuple[Any, ...] = ()
+        self._seen: list[Tensor] = []  # the parameters as they were last, their classes,
+        self._kinds: set[type] = set()
+        self._exchanges = 0  # and the number of times that either has changed
         self._sharded = False
-        self._versions: tuple[int, ...] = ()
+        self._versions: list[int] = []
+        self._everywhere = np.ones(len(self.layers), dtype=bool)
         self._whole = True  # the gradients of the last step that was looked at were finite
         self._still: _Still | None = None
         self._sleeping: list[tuple[Any, str]] = []
+        self._directionless: list[int] = []
+        self._drawn = False  # some layers are sampled
         self._pending: Measured | None = None  # shows, when it has arrived, which layers are no longer zero or still
         self._prepare(self.parameters())
 
@@ -293,7 +306,7 @@ class Track:
     @property
     def directionless(self) -> list[int]:
         """Layers that have no direction to measure rotation from: their w₀ is zero."""
-        return np.flatnonzero((self.reference.rr == 0) & ~self.reference.asleep).tolist()
+        return self._directionless
 
     @property
     def thaws(self) -> bool:
@@ -407,9 +420,12 @@ class Track:
     def measure(self, *, gradients: bool = True) -> Measured:
         """Measure the inner products of all layers, without waiting for the device; call `settle` afterwards."""
         parameters = self.parameters() if self._inside is None else self._inside[0]
-        given = [p.grad for p in parameters] if gradients else [None] * len(parameters)
-        if gradients and self._stashed is not None:
-            given = list(self._stashed)
+        if not gradients:
+            given: list[Tensor | None] = [None] * len(parameters)
+        elif self._stashed is not None:
+            given = self._stashed
+        else:
+            given = [p.grad for p in parameters]
         over_ranks = plan([parameters], [1] * len(parameters)) if self._sharded else None
         failed: Exception | None = None
         there = self._there()
@@ -423,7 +439,7 @@ class Track:
                 raise
             # The other ranks wait for this one's part of the sums.
             device, failed = self._local(parameters)[0].device, error
-            width = len(COLUMNS) * (2 if self.reference.drawn.any() else 1)
+            width = len(COLUMNS) * (2 if self._drawn else 1)
             matrix = torch.full((len(parameters), width), torch.nan, dtype=accumulator(device), device=device)
         if over_ranks is not None:
             matrix = over_ranks.reduce(matrix)
@@ -439,12 +455,13 @@ class Track:
             step=self.taken,
             matrix=matrix,
             there=there,
-            gradients=np.array([g is not None for g in given]),
+            gradients=np.array([g is not None for g in given]) if _any_missing(given) else self._everywhere,
             rr=self.reference.rr,
             exact=self.reference.exact,
             drawn=self.reference.drawn,
             asleep=self.reference.asleep,
             late=self.reference.late,
+            groups=self._groups,
             lr=lr,
             eta=eta,
             decay=decay,
@@ -452,7 +469,7 @@ class Track:
             done=done,
             spans=spans,
         )
-        if self._pending is None and (self.reference.asleep.any() or self.directionless):
+        if self._pending is None and (self._sleeping or self._directionless):
             self._pending = measured
         return measured
 
@@ -475,9 +492,11 @@ class Track:
         if self._restless:
             self.anchor()
 
-    def _matrix(self, parameters: Sequence[Tensor], given: Sequence[Tensor | None]) -> Tensor:
+    def _matrix(self, parameters: Sequence[Tensor], given: Sequence[Any]) -> Tensor:
         weights = self._look(parameters) if self._inside is None else self._inside[1]
-        grads = self._local([w if g is None else g for w, g in zip(parameters, given, strict=True)])
+        if _any_missing(given):
+            given = [w if g is None else g for w, g in zip(parameters, given, strict=True)]
+        grads = self._local(given)
         if torch.sparse_coo in {g.layout for g in grads}:
             grads = [g.coalesce().to_dense() if g.is_sparse else g for g in grads]
         skip: Tensor | None = getattr(self.optimizer, "found_inf", None)
@@ -490,7 +509,7 @@ class Track:
         matrix = products(reference.bundles)
         if self._still is not None:
             self._still.count(matrix[:, COLUMNS.index("ee")])
-        return torch.cat([matrix, products(reference.samples)], 1) if reference.drawn.any() else matrix
+        return torch.cat([matrix, products(reference.samples)], 1) if self._drawn else matrix
 
     def exchange(self, reference: Reference) -> None:
         """Measure from another reference from now on."""
@@ -501,13 +520,15 @@ class Track:
 
     def _prepare(self, parameters: Sequence[Tensor]) -> None:
         owner = {id(p): g for g, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
-        self._groups = [owner.get(id(p)) for p in parameters]
+        self._groups = np.array([owner.get(id(p), -1) for p in parameters], dtype=np.int64)
         weights = self._here(parameters)
         self._known = self._signature(weights)
         self._shapes = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
-        self._versions = self._seen_versions(parameters)
         asleep = np.flatnonzero(self.reference.asleep).tolist()
         self._sleeping = [self._places[i] for i in asleep]
+        self._directionless = np.flatnonzero((self.reference.rr == 0) & ~self.reference.asleep).tolist()
+        self._drawn = bool(self.reference.drawn.any())
+        self._versions = self._seen_versions(parameters)
         if not asleep:
             self._still = None
         elif self._still is None:
@@ -525,16 +546,18 @@ class Track:
 
     def _here(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return the weights on this rank; parameters that were exchanged may be sharded now."""
-        if (seen := (tuple(map(id, parameters)), frozenset(map(type, parameters)))) != self._seen:
-            self._seen, self._sharded = seen, any_sharded(parameters)
+        same = len(parameters) == len(self._seen) and all(map(is_, parameters, self._seen))
+        if (kinds := set(map(type, parameters))) != self._kinds or not same:
+            self._seen, self._kinds, self._sharded = list(parameters), kinds, any_sharded(parameters)
+            self._exchanges += 1
         return self._local(parameters)
 
     def _local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return local(tensors) if self._sharded else list(tensors)
 
     def _signature(self, weights: Sequence[Tensor]) -> tuple[Any, ...]:
-        groups = tuple(len(group["params"]) for group in self.optimizer.param_groups)
-        return self._seen, tuple(map(Tensor.data_ptr, weights)), groups
+        groups = [len(group["params"]) for group in self.optimizer.param_groups]
+        return self._exchanges, list(map(Tensor.data_ptr, weights)), groups
 
     def _look(self, parameters: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Return the weights on this rank. If they were exchanged or moved, the buffers follow them."""
@@ -565,17 +588,18 @@ class Track:
         if self._fresh and self._seen_versions(parameters) != self._versions:
             self._fresh, self._restless = False, True
 
-    def _seen_versions(self, parameters: Sequence[Tensor]) -> tuple[int, ...]:
+    def _seen_versions(self, parameters: Sequence[Tensor]) -> list[int]:
         """Return counters that increase when a layer is changed in place; changes through `.data` are invisible."""
-        return tuple(p._version for p, sleeps in zip(parameters, self.reference.asleep, strict=True) if not sleeps)
+        if not self._sleeping:
+            return [p._version for p in parameters]
+        return [p._version for p, sleeps in zip(parameters, self.reference.asleep, strict=True) if not sleeps]
 
     def _there(self) -> npt.NDArray[np.bool_]:
         """Return which columns can be measured."""
         bundles = self._bundles
         update = any(one.before is not None for one in bundles)
         move = any(one.anchor is not None for one in bundles) or (update and self._fresh)
-        known = {"u": update, "b": update, "v": move, "p": move and any(one.moved for one in bundles)}
-        return np.array([all(known.get(letter, True) for letter in name) for name in COLUMNS])
+        return _columns_of(update, move, move and any(one.moved for one in bundles))
 
     def _is_timed(self) -> bool:
         """Return whether to time the device in this step; not always, because events cost the host time."""
@@ -596,7 +620,8 @@ class Track:
             self._order[key] = to_device(np.array(members, dtype=np.int64), home)
         return matrix.index_copy_(0, self._order[key], torch.cat([part.to(home) for part in parts]))
 
-    def _hyper(self) -> tuple[list[Any], npt.NDArray[np.bool_], list[Any]]:
+    def _hyper(self) -> tuple[list[Any], list[bool], list[Any]]:
+        """Return the rate, whether it is η, and the weight decay of each group."""
         groups = self.optimizer.param_groups
         controls, nan = getattr(self.optimizer, "controls", None), float("nan")
         steered = [controls is not None and bool(controls(g)) for g in range(len(groups))]
@@ -607,12 +632,16 @@ class Track:
             )
             for group in groups
         ]
-        decay = [arriving(group.get("weight_decay", 0.0)) for group in groups]
-        return (
-            [nan if g is None else lr[g] for g in self._groups],
-            np.array([g is not None and not steered[g] for g in self._groups]),
-            [nan if g is None else 0.0 if steered[g] else decay[g] for g in self._groups],
-        )
+        pairs = zip(groups, steered, strict=True)
+        decay = [0.0 if its else arriving(group.get("weight_decay", 0.0)) for group, its in pairs]
+        return lr, [not its for its in steered], decay
+
+
+@cache
+def _columns_of(update: bool, move: bool, previous: bool) -> npt.NDArray[np.bool_]:
+    """Return which columns need nothing but what is there."""
+    known = {"u": update, "b": update, "v": move, "p": previous}
+    return np.array([all(known.get(letter, True) for letter in name) for name in COLUMNS])
 
 
 def _place(layer: Layer) -> tuple[Any, str]:
@@ -636,6 +665,10 @@ def _gradients_that_will_be_overwritten(
     for i, copy in zip(having, torch._foreach_mul(grads, 1.0) if grads else (), strict=True):
         copies[i] = copy
     return copies
+
+
+def _any_missing(gradients: Sequence[Tensor | None]) -> bool:
+    return any(map(is_, gradients, repeat(None)))
 
 
 def _chosen(tensors: list[Tensor], members: Sequence[int]) -> list[Tensor]:
