@@ -11,6 +11,10 @@
 #include "../vectors/native.c"
 #include <math.h>
 
+#ifndef __FP_FAST_FMAF /* no instruction for it */
+#define fmaf(a, b, c) ((a) * (b) + (c))
+#define fma(a, b, c) ((a) * (b) + (c))
+#endif
 #define PART 6291456 /* bytes of layers that are summed and then updated together, unless one layer has more */
 #define AHEAD 16     /* chunks that are updated forward */
 #define INLINE static inline __attribute__((always_inline))
@@ -98,15 +102,18 @@ static struct double_factors factors_of(const struct options *o, const struct le
 #define OF(name) float_##name
 #define ABS fabsf
 #define ROOT sqrtf
+#define FMA fmaf
 #include "native_step.c"
 #undef REAL
 #undef OF
 #undef ABS
 #undef ROOT
+#undef FMA
 #define REAL double
 #define OF(name) double_##name
 #define ABS fabs
 #define ROOT sqrt
+#define FMA fma
 #include "native_step.c"
 
 /* A segment's coefficients, its radius, and whether the step is skipped because something is not finite. */
@@ -307,7 +314,7 @@ INLINE void OF(sum_rule)(int rule, const REAL *w, const REAL *g, REAL *m, REAL *
             if (advances) {
                 if (rule == ADAGRAD) vi = vi + d * d;
                 else if (rule == ADAMAX) vi = k.beta2 * vi > ABS(d) + k.eps ? k.beta2 * vi : ABS(d) + k.eps;
-                else vi = k.beta2 * vi + k.rest2 * d * d;
+                else vi = FMA(k.rest2 * d, d, k.beta2 * vi); /* rounded as torch rounds it */
                 v[i] = vi = finite ? vi : 0;
             }
         }
