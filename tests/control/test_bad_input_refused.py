@@ -79,7 +79,7 @@ def test_a_rate_that_is_no_angle_is_refused_at_construction(lr):
     model = network()
     inner = sgd_at(model, lr)
     with Unchanged(
-        inner, rf"`lr` of group 0 must be a finite number >= 0, the rate ρ = tan θ of a step, got {lr}\. Try 3\*\*-3"
+        inner, rf"`lr` of group 0 must be a finite number ≥ 0, the rate ρ = tan θ of a step, got {lr}\. Try 3\*\*-3"
     ):
         gyroscope.Layca(inner, model)
 
@@ -94,7 +94,7 @@ def test_a_rate_that_a_scheduler_makes_impossible_is_refused_at_the_step(lr, cls
     optimizer.step()
     schedule.step()
     backward(model)
-    with Unchanged(optimizer, "`lr` of group 0 must be a finite number >= 0.*got "):
+    with Unchanged(optimizer, "`lr` of group 0 must be a finite number ≥ 0.*got "):
         optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.1
     optimizer.param_groups[1]["lr"] = 0.1
@@ -107,7 +107,7 @@ def test_a_rate_that_is_no_number_is_refused_at_the_step(lr):
     optimizer = gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model)
     backward(model)
     optimizer.param_groups[0]["lr"] = lr
-    with Unchanged(optimizer, "`lr` of group 0 must be a finite number >= 0.*got "):
+    with Unchanged(optimizer, "`lr` of group 0 must be a finite number ≥ 0.*got "):
         optimizer.step()
 
 
@@ -174,23 +174,23 @@ def test_an_optimizer_without_a_rate_is_refused():
         ({"multipliers": [1.0, 10**400]}, "`multipliers` must be a sequence of 2 numbers, one per layer.*got .*"),
         ({"multipliers": [1.0]}, "`multipliers` must have one number per layer, got 1 for 2 layers"),
         ({"multipliers": [1.0] * 3}, "`multipliers` must have one number per layer, got 3 for 2 layers"),
-        ({"multipliers": [1.0, -0.5]}, r"`multipliers` must be finite numbers >= 0, got \[1\.0, -0\.5\]"),
-        ({"multipliers": [1.0, math.nan]}, "`multipliers` must be finite numbers >= 0"),
-        ({"multipliers": [1.0, math.inf]}, "`multipliers` must be finite numbers >= 0"),
+        ({"multipliers": [1.0, -0.5]}, r"`multipliers` must be finite numbers ≥ 0, got \[1\.0, -0\.5\]"),
+        ({"multipliers": [1.0, math.nan]}, "`multipliers` must be finite numbers ≥ 0"),
+        ({"multipliers": [1.0, math.inf]}, "`multipliers` must be finite numbers ≥ 0"),
         ({"multipliers": [1.0, 1.0], "alpha": 0.5}, "`alpha` must be 0 where `multipliers` are given.*Give one"),
         ({"others": "freeze"}, "`others` must be one of 'inner', 'frozen', got 'freeze'"),
         ({"nonfinite": "ignore"}, "`nonfinite` must be one of 'skip', 'raise', got 'ignore'"),
         ({"zero_norm": "ignore"}, "`zero_norm` must be one of 'raise', 'skip', got 'ignore'"),
         ({"scale": "absolute"}, "`scale` must be one of 'relative', 'unit', got 'absolute'"),
-        ({"growth": 1e-4}, r"`growth` must be a number >= 0 with reproject=False, or None, got 0\.0001"),
-        ({"growth": -1.0, "reproject": False}, r"`growth` must be a number >= 0 .*got -1\.0"),
-        ({"growth": math.nan, "reproject": False}, "`growth` must be a number >= 0 .*got nan"),
-        ({"others_lr": -0.1}, r"`others_lr` must be a finite number >= 0, got -0\.1"),
-        ({"others_lr": math.inf}, "`others_lr` must be a finite number >= 0, got inf"),
-        ({"others_lr": math.nan}, "`others_lr` must be a finite number >= 0, got nan"),
-        ({"others_lr": "1"}, "`others_lr` must be a finite number >= 0, got '1'"),
-        ({"others_lr": 10**400}, "`others_lr` must be a finite number >= 0, got 10+"),
-        ({"growth": "x", "reproject": False}, "`growth` must be a number >= 0 .*got 'x'"),
+        ({"growth": 1e-4}, r"`growth` must be a number ≥ 0 with reproject=False, or None, got 0\.0001"),
+        ({"growth": -1.0, "reproject": False}, r"`growth` must be a number ≥ 0 .*got -1\.0"),
+        ({"growth": math.nan, "reproject": False}, "`growth` must be a number ≥ 0 .*got nan"),
+        ({"others_lr": -0.1}, r"`others_lr` must be a finite number ≥ 0, got -0\.1"),
+        ({"others_lr": math.inf}, "`others_lr` must be a finite number ≥ 0, got inf"),
+        ({"others_lr": math.nan}, "`others_lr` must be a finite number ≥ 0, got nan"),
+        ({"others_lr": "1"}, "`others_lr` must be a finite number ≥ 0, got '1'"),
+        ({"others_lr": 10**400}, "`others_lr` must be a finite number ≥ 0, got 10+"),
+        ({"growth": "x", "reproject": False}, "`growth` must be a number ≥ 0 .*got 'x'"),
         ({"others": np.ones(2)}, "`others` must be one of 'inner', 'frozen', got array.*"),
         ({"project": "no"}, "`project` must be True or False, got 'no'"),
         ({"reproject": np.ones(2)}, "`reproject` must be True or False, got array"),
@@ -213,7 +213,7 @@ def test_multipliers_of_an_impossible_alpha_are_refused(alpha):
 
 @pytest.mark.parametrize("n_layers", [None, 0, -3, 2.5, "3", True])
 def test_multipliers_of_an_impossible_number_of_layers_are_refused(n_layers):
-    with pytest.raises(ControlError, match=rf"`n_layers` must be an integer >= 1, got {n_layers!r}\. Try len"):
+    with pytest.raises(ControlError, match=rf"`n_layers` must be an integer ≥ 1, got {n_layers!r}\. Try len"):
         alpha_multipliers(0.5, n_layers)
 
 
@@ -222,7 +222,7 @@ def test_multipliers_of_an_impossible_number_of_layers_are_refused(n_layers):
     [
         (0.5, r"`multipliers` must be a sequence of 2 numbers, one per layer.*got 0\.5"),
         ([1.0], "`multipliers` must have one number per layer, got 1 for 2 layers"),
-        ([1.0, -1.0], "finite numbers >= 0"),
+        ([1.0, -1.0], "finite numbers ≥ 0"),
         (torch.ones(2, device="meta"), "`multipliers` must be a sequence of 2 numbers, one per layer.*got .*"),
         (torch.tensor([1j, 1.0]), "`multipliers` must be a sequence of 2 numbers, one per layer.*got .*"),
         (torch.ones(3), r"`multipliers` must have shape \(2,\), one per layer, got \(3,\)"),
@@ -448,21 +448,21 @@ def test_lbfgs_in_half_precision_is_refused_at_the_step():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"momentum": 1.0}, r"`momentum` must be a number >= 0 and below 1, got 1\.0"),
-        ({"momentum": -0.1}, r"`momentum` must be a number >= 0 and below 1, got -0\.1"),
-        ({"momentum": math.nan}, "`momentum` must be a number >= 0 and below 1, got nan"),
-        ({"momentum": "0.9"}, "`momentum` must be a number >= 0 and below 1, got '0.9'"),
-        ({"lr": -1.0}, r"`lr` must be a finite number >= 0, .*got -1\.0"),
-        ({"lr": math.nan}, "`lr` must be a finite number >= 0, .*got nan"),
-        ({"lr": "0.1"}, "`lr` must be a finite number >= 0, .*got '0.1'"),
-        ({"lr": torch.tensor(-0.1)}, r"`lr` must be a finite number >= 0, .*got tensor\(-0\.1000\)"),
+        ({"momentum": 1.0}, r"`momentum` must be a number ≥ 0 and below 1, got 1\.0"),
+        ({"momentum": -0.1}, r"`momentum` must be a number ≥ 0 and below 1, got -0\.1"),
+        ({"momentum": math.nan}, "`momentum` must be a number ≥ 0 and below 1, got nan"),
+        ({"momentum": "0.9"}, "`momentum` must be a number ≥ 0 and below 1, got '0.9'"),
+        ({"lr": -1.0}, r"`lr` must be a finite number ≥ 0, .*got -1\.0"),
+        ({"lr": math.nan}, "`lr` must be a finite number ≥ 0, .*got nan"),
+        ({"lr": "0.1"}, "`lr` must be a finite number ≥ 0, .*got '0.1'"),
+        ({"lr": torch.tensor(-0.1)}, r"`lr` must be a finite number ≥ 0, .*got tensor\(-0\.1000\)"),
         (
             {"lr": torch.ones(2)},
-            r"`lr` must be a finite number >= 0, .*got tensor\(\[1\., 1\.\]\)",
+            r"`lr` must be a finite number ≥ 0, .*got tensor\(\[1\., 1\.\]\)",
         ),
-        ({"weight_decay": -1.0}, r"`weight_decay` must be a finite number >= 0, got -1\.0"),
+        ({"weight_decay": -1.0}, r"`weight_decay` must be a finite number ≥ 0, got -1\.0"),
         ({"maximize": "no"}, "`maximize` must be True or False, got 'no'"),
-        ({"weight_decay": math.nan}, "`weight_decay` must be a finite number >= 0, got nan"),
+        ({"weight_decay": math.nan}, "`weight_decay` must be a finite number ≥ 0, got nan"),
     ],
 )
 def test_sgd_amom_refuses_numbers_it_cannot_use(options, message):
@@ -545,7 +545,7 @@ def test_a_group_with_a_matrix_that_is_no_layer_is_refused_before_it_is_added(dt
 
 @pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf, None, "x"])
 def test_a_group_with_a_rate_that_is_no_angle_is_refused_before_it_is_added(lr):
-    with pytest.raises(ControlError, match=rf"`lr` of the group must be a finite number >= 0.*got {lr!r}"):
+    with pytest.raises(ControlError, match=rf"`lr` of the group must be a finite number ≥ 0.*got {lr!r}"):
         check_group([torch.ones(2, 2)], lr)
 
 
@@ -666,7 +666,7 @@ def test_a_closure_that_cannot_be_called_is_refused(wrap, closure):
 @pytest.mark.parametrize("group", [-1, None, "0", 0.0, (1,)])
 def test_groups_are_asked_for_by_number(group):
     model = network()
-    with pytest.raises(ControlError, match="`group` must be the index of a parameter group, an integer >= 0, got "):
+    with pytest.raises(ControlError, match="`group` must be the index of a parameter group, an integer ≥ 0, got "):
         gyroscope.Layca(torch.optim.SGD(model.parameters(), lr=0.1), model).controls(group)
 
 

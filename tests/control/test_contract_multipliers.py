@@ -49,7 +49,7 @@ def test_multipliers_are_saved_and_loaded():
 @pytest.mark.parametrize("bad", [[float("nan"), 1.0], [-1.0, 1.0]])
 def test_a_tensor_is_checked_as_a_list_is(bad):
     _, optimizer = two_layers()
-    with pytest.raises(ControlError, match="finite numbers >= 0"):
+    with pytest.raises(ControlError, match="finite numbers ≥ 0"):
         optimizer.multipliers = torch.tensor(bad)
     assert optimizer.multipliers.tolist() == [1.0, 1.0]
 

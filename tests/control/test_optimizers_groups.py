@@ -236,7 +236,7 @@ def with_rate(rate):
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
 def test_a_bad_rate_in_a_tensor_is_refused_where_it_is_at_hand(rate):
     weight, before, optimizer = with_rate(rate)
-    with pytest.raises(ControlError, match=r"`lr` of group 0 must be a finite number >= 0.*got tensor\("):
+    with pytest.raises(ControlError, match=r"`lr` of group 0 must be a finite number ≥ 0.*got tensor\("):
         optimizer.step()
     assert torch.equal(weight.detach(), before)
 

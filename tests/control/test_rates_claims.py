@@ -80,11 +80,11 @@ def test_layers_turn_by_the_warm_up_rate():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"steps": -1}, r"`steps` must be a finite number >= 0, got -1"),
+        ({"steps": -1}, r"`steps` must be a finite number ≥ 0, got -1"),
         ({"steps": 3, "start": 1.5}, r"`start` must be a share of the rate, a number from 0 to 1, got 1\.5"),
         ({"steps": 3, "start": float("nan")}, r"`start` must be .*got nan"),
-        ({"steps": float("nan")}, r"`steps` must be a finite number >= 0, got nan"),
-        ({"steps": "3"}, r"`steps` must be a finite number >= 0, got '3'"),
+        ({"steps": float("nan")}, r"`steps` must be a finite number ≥ 0, got nan"),
+        ({"steps": "3"}, r"`steps` must be a finite number ≥ 0, got '3'"),
     ],
 )
 def test_an_impossible_warm_up_is_refused_and_nothing_changes(arguments, message):

@@ -230,5 +230,5 @@ def test_every_column_says_what_it_means():
 def test_a_probe_of_nothing_is_refused():
     with pytest.raises(MonitorError, match="must have at least one layer, got none"):
         ActivationProbe(net(), [])
-    with pytest.raises(MonitorError, match="`rank` must be a number of channels >= 0, got -1"):
+    with pytest.raises(MonitorError, match="`rank` must be a number of channels ≥ 0, got -1"):
         probe(net(), rank=-1)

@@ -141,7 +141,7 @@ def test_arguments_that_make_no_sense_are_refused():
     optimizer, params = stepped(torch.optim.Adam)
     with pytest.raises(MonitorError, match="`percents` must be"):
         moment_percentiles(optimizer, params, (10, 101))
-    with pytest.raises(MonitorError, match="`most` must be a number >= 1, got 0"):
+    with pytest.raises(MonitorError, match="`most` must be a number ≥ 1, got 0"):
         moment_percentiles(optimizer, params, most=0)
 
 

@@ -27,13 +27,13 @@ def untouched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
 
 WEIGHTS = {name: w for name, w in mlp().state_dict().items() if name.endswith("weight")}
 BAD = [
-    ({"every": 0}, "`every` must be a whole number >= 1, got 0. Try 1."),
-    ({"every": -3}, "`every` must be a whole number >= 1, got -3"),
-    ({"every": 1.5}, "`every` must be a whole number >= 1, got 1.5"),
-    ({"every": True}, "`every` must be a whole number >= 1, got True"),
-    ({"every": "1"}, "`every` must be a whole number >= 1, got '1'"),
-    ({"every": None}, "`every` must be a whole number >= 1, got None"),
-    ({"every": math.nan}, "`every` must be a whole number >= 1, got nan"),
+    ({"every": 0}, "`every` must be a whole number ≥ 1, got 0. Try 1."),
+    ({"every": -3}, "`every` must be a whole number ≥ 1, got -3"),
+    ({"every": 1.5}, "`every` must be a whole number ≥ 1, got 1.5"),
+    ({"every": True}, "`every` must be a whole number ≥ 1, got True"),
+    ({"every": "1"}, "`every` must be a whole number ≥ 1, got '1'"),
+    ({"every": None}, "`every` must be a whole number ≥ 1, got None"),
+    ({"every": math.nan}, "`every` must be a whole number ≥ 1, got nan"),
     ({"budget": 0}, "`budget` must be a share of the time > 0 or None, got 0. Try 0.01."),
     ({"budget": -0.1}, "`budget` must be a share of the time > 0 or None, got -0.1"),
     ({"budget": math.nan}, "`budget` must be a share of the time > 0 or None, got nan"),
@@ -41,14 +41,14 @@ BAD = [
     ({"budget": "1%"}, "`budget` must be a share of the time > 0 or None, got '1%'"),
     ({"budget": 10**400}, "`budget` must be a share of the time > 0 or None, got 1000"),
     ({"budget": True}, "`budget` must be a share of the time > 0 or None, got True"),
-    ({"detail_every": 0}, "`detail_every` must be a whole number >= 1, got 0"),
-    ({"detail_every": None}, "`detail_every` must be a whole number >= 1, got None"),
+    ({"detail_every": 0}, "`detail_every` must be a whole number ≥ 1, got 0"),
+    ({"detail_every": None}, "`detail_every` must be a whole number ≥ 1, got None"),
     ({"threshold": math.inf}, "`threshold` must be a finite number, got inf. Try 0.0."),
     ({"threshold": "0"}, "`threshold` must be a finite number, got '0'"),
     ({"threshold": None}, "`threshold` must be a finite number, got None"),
-    ({"step": -1}, "`step` must be a whole number >= 0, got -1."),
-    ({"step": 2.0}, "`step` must be a whole number >= 0, got 2.0"),
-    ({"step": False}, "`step` must be a whole number >= 0, got False"),
+    ({"step": -1}, "`step` must be a whole number ≥ 0, got -1."),
+    ({"step": 2.0}, "`step` must be a whole number ≥ 0, got 2.0"),
+    ({"step": False}, "`step` must be a whole number ≥ 0, got False"),
     ({"layers": []}, "an empty list"),
     ({"layers": [1, 2]}, "gyroscope.layers(model)"),
     ({"layers": ["0.weight", 2]}, "gyroscope.layers(model)"),
@@ -276,7 +276,7 @@ def test_a_note_that_is_no_text_is_spelled_out(tmp_path):
 def test_flush_refuses_what_is_no_time(tmp_path, timeout):
     model = mlp()
     with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as monitor:
-        with pytest.raises(MonitorError, match=r"`timeout` must be a number of seconds >= 0 or None, got "):
+        with pytest.raises(MonitorError, match=r"`timeout` must be a number of seconds ≥ 0 or None, got "):
             monitor.flush(timeout)
         monitor.flush(np.float32(30))
 
@@ -316,9 +316,9 @@ def test_a_value_is_logged_as_it_is_now_and_not_as_it_becomes(tmp_path):
 def test_sample_and_every_refuse_what_is_no_count(tmp_path, value):
     model = mlp()
     with gyroscope.watch(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run", every=3) as monitor:
-        with pytest.raises(MonitorError, match="`next_steps` must be a whole number >= 1, got"):
+        with pytest.raises(MonitorError, match="`next_steps` must be a whole number ≥ 1, got"):
             monitor.sample(value)
-        with pytest.raises(MonitorError, match="`every` must be a whole number >= 1, got"):
+        with pytest.raises(MonitorError, match="`every` must be a whole number ≥ 1, got"):
             monitor.every = value
         assert monitor.every == monitor.interval == 3
 

@@ -96,10 +96,10 @@ class Layca(Wrapper):
         reads_weights = None if reads_weights is None else flag(reads_weights, "reads_weights", ControlError)
         if growth is not None and (reproject or not real(growth) >= 0):
             raise ControlError(
-                f"`growth` must be a number >= 0 with reproject=False, or None, got {growth!r}. Try 1e-4."
+                f"`growth` must be a number ≥ 0 with reproject=False, or None, got {growth!r}. Try 1e-4."
             )
         if others_lr is not None and not 0 <= real(others_lr) < math.inf:
-            raise ControlError(f"`others_lr` must be a finite number >= 0, got {others_lr!r}. Try 0.01.")
+            raise ControlError(f"`others_lr` must be a finite number ≥ 0, got {others_lr!r}. Try 0.01.")
         growth, others_lr = (None if given is None else real(given) for given in (growth, others_lr))
         for i, group in enumerate(optimizer.param_groups):
             _check_rate(group.get("lr"), f"group {i}")
@@ -151,9 +151,7 @@ class Layca(Wrapper):
     def controls(self, group: int) -> bool:
         """Return whether a parameter group holds layers, so that its `lr` is ρ."""
         if whole(group, 0) is None:
-            raise ControlError(
-                f"`group` must be the index of a parameter group, an integer >= 0, got {group!r}. Try 0."
-            )
+            raise ControlError(f"`group` must be the index of a parameter group, an integer ≥ 0, got {group!r}. Try 0.")
         return group < len(self._roster.groups) and bool(self._roster.groups[group])
 
     def rates(self) -> dict[str, float]:
@@ -396,7 +394,7 @@ def _check_rate(lr: Any, group: str) -> None:
     """Reject an invalid rate. Where a tensor on an accelerator holds one, layers stay as they are."""
     if not is_rate(lr):
         raise ControlError(
-            f"`lr` of {group} must be a finite number >= 0, the rate ρ = tan θ of a step, got {lr!r}. Try 3**-3."
+            f"`lr` of {group} must be a finite number ≥ 0, the rate ρ = tan θ of a step, got {lr!r}. Try 3**-3."
         )
 
 

@@ -64,7 +64,7 @@ def alpha_multipliers(alpha: float, n_layers: int) -> list[float]:
             f"{given!r}. Try -0.6."
         )
     if whole(n_layers, 1) is None:
-        raise ControlError(f"`n_layers` must be an integer >= 1, got {n_layers!r}. Try len(gyroscope.layers(model)).")
+        raise ControlError(f"`n_layers` must be an integer ≥ 1, got {n_layers!r}. Try len(gyroscope.layers(model)).")
     if n_layers == 1:
         return [1.0]
     last = n_layers - 1
@@ -92,7 +92,7 @@ def checked_multipliers(given: Sequence[float] | Tensor | None, alpha: float, n_
                 f"`multipliers` must have one number per layer, got {len(values)} for {n_layers} layers."
             )
         if not all(0.0 <= m < math.inf for m in values):
-            raise ControlError(f"`multipliers` must be finite numbers >= 0, got [{few(values)}].")
+            raise ControlError(f"`multipliers` must be finite numbers ≥ 0, got [{few(values)}].")
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
@@ -131,10 +131,10 @@ def with_momentum(rate: float, beta: float, *, given_for: float = 0.0) -> float:
     (0.0085, 0.0085)
     """
     if not 0 <= real(rate) < math.inf:
-        raise ControlError(f"`rate` must be a finite number >= 0, got {rate!r}. Try 3**-3.")
+        raise ControlError(f"`rate` must be a finite number ≥ 0, got {rate!r}. Try 3**-3.")
     for name, one in (("beta", beta), ("given_for", given_for)):
         if not 0 <= real(one) < 1:
-            raise ControlError(f"`{name}` must be a number >= 0 and below 1, a momentum, got {one!r}. Try 0.9.")
+            raise ControlError(f"`{name}` must be a number ≥ 0 and below 1, a momentum, got {one!r}. Try 0.9.")
     new, old = real(beta), real(given_for)
     return real(rate) * math.sqrt((1 - new) * (1 + old) / ((1 + new) * (1 - old)))
 
@@ -180,7 +180,7 @@ def warmup(optimizer: Optimizer, steps: int, *, start: float = 0.1) -> LambdaLR:
     """
     _check_optimizer(optimizer)
     if not 0 <= real(steps) < math.inf:
-        raise ControlError(f"`steps` must be a finite number >= 0, got {steps!r}. Try 0 for no warm-up.")
+        raise ControlError(f"`steps` must be a finite number ≥ 0, got {steps!r}. Try 0 for no warm-up.")
     if not 0.0 <= real(start) <= 1.0:
         raise ControlError(f"`start` must be a share of the rate, a number from 0 to 1, got {start!r}. Try 0.1.")
 
@@ -268,10 +268,10 @@ def _checked_schedule(optimizer: Optimizer, steps: int, floor: float, warmup: in
     """Return the numbers of steps of the warm-up and of the training, and the floor."""
     _check_optimizer(optimizer)
     if whole(steps, 1) is None:
-        raise ControlError(f"`steps` must be an integer >= 1, the steps of the training, got {steps!r}. Try 1000.")
+        raise ControlError(f"`steps` must be an integer ≥ 1, the steps of the training, got {steps!r}. Try 1000.")
     if whole(warmup, 0) is None or warmup >= steps:
         raise ControlError(
-            f"`warmup` must be an integer >= 0 and below the {steps} steps, got {warmup!r}. Try 0 for no warm-up."
+            f"`warmup` must be an integer ≥ 0 and below the {steps} steps, got {warmup!r}. Try 0 for no warm-up."
         )
     if not 0.0 <= real(floor) <= 1.0:
         raise ControlError(f"`floor` must be a share of the rate, a number from 0 to 1, got {floor!r}. Try 0.1.")

@@ -48,11 +48,11 @@ class SGD_AMom(Optimizer):  # noqa: N801 — the paper's name
         maximize: bool = False,
     ) -> None:
         if not 0.0 <= real(momentum) < 1.0:
-            raise ControlError(f"`momentum` must be a number >= 0 and below 1, got {momentum!r}. Try 0.9.")
+            raise ControlError(f"`momentum` must be a number ≥ 0 and below 1, got {momentum!r}. Try 0.9.")
         if not is_rate(lr):
-            raise ControlError(f"`lr` must be a finite number >= 0, or a tensor that holds one, got {lr!r}. Try 0.1.")
+            raise ControlError(f"`lr` must be a finite number ≥ 0, or a tensor that holds one, got {lr!r}. Try 0.1.")
         if not is_rate(weight_decay):
-            raise ControlError(f"`weight_decay` must be a finite number >= 0, got {weight_decay!r}. Try 5e-4.")
+            raise ControlError(f"`weight_decay` must be a finite number ≥ 0, got {weight_decay!r}. Try 5e-4.")
         maximize = flag(maximize, "maximize", ControlError)
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults)

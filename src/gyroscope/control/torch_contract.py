@@ -372,7 +372,7 @@ def add_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
 
 
 def is_rate(given: Any) -> bool:
-    """Return whether this can be a rate: a finite number >= 0.
+    """Return whether this can be a rate: a finite number ≥ 0.
 
     Of a tensor on an accelerator only the size is checked, because reading its value would wait for the device.
 

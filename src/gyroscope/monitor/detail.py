@@ -73,7 +73,7 @@ def moment_percentiles(
     if not all(0 <= q <= 100 for q in percents):
         raise MonitorError(f"`percents` must be numbers from 0 to 100, got {tuple(percents)}. Try (10, 50, 90).")
     if most < 1:
-        raise MonitorError(f"`most` must be a number >= 1, got {most}. Try 65536.")
+        raise MonitorError(f"`most` must be a number ≥ 1, got {most}. Try 65536.")
     found = [(i, v) for i, p in enumerate(parameters) if (v := _second_moment(optimizer, p)) is not None]
     if not found:
         return None

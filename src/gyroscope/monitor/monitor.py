@@ -760,10 +760,10 @@ def check_numbers(**values: Any) -> None:
             case "budget":
                 fine, accepted, hint = _is_real(value) and value > 0, "a share of the time > 0 or None", 0.01
             case "timeout":
-                fine, accepted, hint = 0 <= real(value) <= TIMEOUT_MAX, "a number of seconds >= 0 or None", 60
+                fine, accepted, hint = 0 <= real(value) <= TIMEOUT_MAX, "a number of seconds ≥ 0 or None", 60
             case _:
                 fine = not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
-                accepted, hint = f"a whole number >= {least}", least
+                accepted, hint = f"a whole number ≥ {least}", least
         if not fine:
             raise MonitorError(f"`{name}` must be {accepted}, got {value!r:.80}. Try {hint}.")
 

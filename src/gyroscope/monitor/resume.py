@@ -408,6 +408,6 @@ def check_state(state: Any, names: Sequence[str], shapes: Sequence[tuple[int, ..
         )
     if any(whole(taken, 0) is None for taken in state["steps"]):
         raise MonitorError(
-            f"`state['steps']` must be whole numbers >= 0, got {list(state['steps'])}. Nothing was changed. Pass what "
+            f"`state['steps']` must be whole numbers ≥ 0, got {list(state['steps'])}. Nothing was changed. Pass what "
             "state_dict() returned."
         )

@@ -298,8 +298,7 @@ def _memory(given: Any) -> int | None:
             amount = float(found[1]) * _UNITS.get(found[2].upper(), math.nan)
     if not (math.isfinite(amount) and amount >= 1):
         raise MonitorError(
-            f"`reference_memory` must be a number of bytes >= 1, as a number or as text, got {given!r:.80}. "
-            "Try '2 GiB'."
+            f"`reference_memory` must be a number of bytes ≥ 1, as a number or as text, got {given!r:.80}. Try '2 GiB'."
         )
     return int(amount)
 

@@ -125,7 +125,7 @@ class ActivationProbe:
         if not layers:
             raise MonitorError("`layers` must have at least one layer, got none. Try gyroscope.layers(model).")
         if rank < 0:
-            raise MonitorError(f"`rank` must be a number of channels >= 0, got {rank}. Try 512, or 0 for no rank.")
+            raise MonitorError(f"`rank` must be a number of channels ≥ 0, got {rank}. Try 512, or 0 for no rank.")
         self.model, self.layers = model, tuple(layers)
         self.threshold, self.rank = threshold, rank
         self.error: Exception | None = None

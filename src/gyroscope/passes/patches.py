@@ -190,7 +190,7 @@ def _axes(
             f"{list(shape)}. Try unsqueeze(0) if the dimension of samples is missing."
         )
     if not 1 <= groups <= shape[1] or shape[1] % groups:
-        raise ConditioningError(f"`groups` must be >= 1 and divide the {shape[1]} channels, got {groups}. Try 1.")
+        raise ConditioningError(f"`groups` must be ≥ 1 and divide the {shape[1]} channels, got {groups}. Try 1.")
     choice(mode, "padding_mode", _MODES, ConditioningError)
     kernel = _sizes("kernel_size", kernel_size, spatial, least=1)
     strides = _sizes("stride", stride, spatial, least=1)
@@ -217,7 +217,7 @@ def _sizes(name: str, given: Sizes, spatial: int, *, least: int) -> list[int]:
     sizes = [given] * spatial if isinstance(given, int) else list(given)
     if len(sizes) != spatial or any(not isinstance(n, int) or n < least for n in sizes):
         raise ConditioningError(
-            f"`{name}` must be a whole number >= {least}, or {spatial} of them, one per spatial dimension, got {given}."
+            f"`{name}` must be a whole number ≥ {least}, or {spatial} of them, one per spatial dimension, got {given}."
         )
     return sizes
 

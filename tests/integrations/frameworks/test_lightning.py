@@ -576,7 +576,7 @@ class Odd:
         (lambda _: None, {}, MonitorError, "`configure_optimizers` must return an optimizer, got none"),
         (lambda _: sgd([nn.Parameter(torch.ones(2, 2))]), {}, MonitorError, "must step layers of the model, got one"),
         (sgd, {"layers": "conv*"}, LayerError, "conv"),
-        (sgd, {"every": 0}, MonitorError, "`every` must be a whole number >= 1, got 0"),
+        (sgd, {"every": 0}, MonitorError, "`every` must be a whole number ≥ 1, got 0"),
         (sgd, {"quantities": ["rotations"]}, MonitorError, "rotations"),
     ],
 )
