@@ -322,7 +322,8 @@ class Proposer:
         if not late:  # gradients that a closure computes stay for the caller
             undo.append(_restore_grads(params))
         if not self.reads_weights:
-            for p, g in zip(params, self._take_decay_out(group, proposal, grads, undo), strict=True):
+            decayed = self._take_decay_out(group, proposal, grads, undo)
+            for p, g in zip(params, decayed, strict=True) if decayed is not grads else ():
                 p.grad = g
         if any_sharded(params):
             return self._redirect_shards(proposal, undo)
@@ -414,9 +415,9 @@ class Proposer:
     ) -> Callable[[], None]:
         """Give the optimizer other tensors to step than a group's parameters."""
         params, known = proposal.params, self._stand_ins.get(i)
-        if known is None or not known.fit(params):
-            known = None
         grads = self._take_decay_out(group, proposal, grads, undo)
+        if known is not None and not known.fit(params):
+            known = None
         if known is not None:
             try:
                 known.take(grads)
