@@ -234,9 +234,9 @@ def _peak_resident(step: Step) -> int:
     return 1024 * max(0, kilobytes("VmHWM:") - start)
 
 
-def measure(size: Size, device: torch.device, *, rounds: int, seconds: float) -> dict[str, Any]:
+def measure(size: Size, device: torch.device, *, rounds: int, seconds: float, peers: bool) -> dict[str, Any]:
     ready = task(size, device)
-    agreed, missing = agreement(ready)
+    agreed, missing = agreement(ready) if peers else ({}, {})
     ours, theirs = ready.steps(), {name: ready.peer(PEERS[name]) for name in agreed}
     result: dict[str, Any] = {
         "batch": "×".join(map(str, size.shape)),
@@ -302,6 +302,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="at most so many")
     parser.add_argument("--seconds", type=float, default=60.0, help="for ours, and again for the peers, of one network")
     parser.add_argument("--smoke", action="store_true", help="tiny networks and two rounds; writes to --out alone")
+    parser.add_argument("--ours", action="store_true", help="leave out other libraries")
     parser.add_argument("--floor", action="store_true", help="count operations only; writes conditioning_floor.json")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -330,7 +331,9 @@ def main() -> None:
     standard = Path(__file__).parent / "results" / f"conditioning_cost_{device.type}.json"
     out = options.out or (None if options.smoke else standard)
     for name in options.networks:
-        found = result["networks"][name] = measure(sizes[name], device, rounds=rounds, seconds=seconds)
+        found = result["networks"][name] = measure(
+            sizes[name], device, rounds=rounds, seconds=seconds, peers=not options.ours
+        )
         _show(name, found)
         if out is not None:
             write(out, result)

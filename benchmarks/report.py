@@ -249,18 +249,30 @@ def conditioning(name: str) -> list[str]:
         given = [one[part].get(contender) for one in found.values()]
         return [otherwise if v is None else cell(v) for v, otherwise in zip(given, none, strict=True)]
 
+    tried = {c for one in found.values() for c in (*one["contenders"], *one["missing"])}
+    shown = {c: label for c, label in CONDITIONERS.items() if c in tried}
     units = {"one gradient, milliseconds": each("gradient", "contenders", _cell)}
     times = {
         label: each(c, "contenders", lambda v: f"{v['gradients']:.2f} [{v['low']:.2f}, {v['high']:.2f}]")
-        for c, label in CONDITIONERS.items()
+        for c, label in shown.items()
     }
     held = {"one gradient, MiB": each("gradient", "memory", lambda v: f"{v['peak_above'] / 2**20:.0f}")}
-    held |= {label: each(c, "memory", lambda v: f"{v['gradients']:.2f}") for c, label in CONDITIONERS.items()}
+    held |= {label: each(c, "memory", lambda v: f"{v['gradients']:.2f}") for c, label in shown.items()}
     compared = [(peer, far["largest"]) for one in found.values() for peer, far in one["agreement"].items()]
     agreed = [f"{p} {max(far for q, far in compared if q == p):.0e}" for p in dict.fromkeys(p for p, _ in compared)]
     below = f"Largest disagreement of any eigenvalue, in units of λmax: {', '.join(agreed) or 'none was compared'}."
     rows = [f"{where}; torch {e['torch']}. `{result['command']}`", "", *table("in gradients", units | times)]
     return [*rows, "", *table("peak memory, in gradients", held), "", below]
+
+
+def conditioning_floor() -> list[str]:
+    """Operations of the covariances of all layers, relative to those of a gradient."""
+    result = load("conditioning_floor")
+    rows = ["| sizes of | " + " | ".join(CONDITIONED[n] for n in result["cuda"]) + " |"]
+    rows.append("|---" * (len(result["cuda"]) + 1) + "|")
+    for device, name in (("cuda", "the H200 table"), ("cpu", "the CPU table")):
+        rows.append(f"| {name} | " + " | ".join(f"{one['covariances']:.2f}" for one in result[device].values()) + " |")
+    return [*rows, "", f"`{result['command']}`"]
 
 
 def population() -> list[str]:
@@ -437,7 +449,11 @@ def reporting() -> list[str]:
 
 def pages() -> dict[str, dict[str, list[str]]]:
     gpu, cpu = load("step_cost_cuda"), load("step_cost_cpu")
-    conditioned = {"conditioning h200": "conditioning_cost_cuda", "conditioning cpu": "conditioning_cost_cpu"}
+    conditioned = {
+        "conditioning h200": "conditioning_cost_cuda",
+        "conditioning cpu": "conditioning_cost_cpu",
+        "conditioning cpu ours": "conditioning_cost_cpu_ours",
+    }
     measured = {table: name for table, name in conditioned.items() if (HERE / "results" / f"{name}.json").exists()}
     return {
         "performance.md": {
@@ -451,6 +467,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "measuring h200": measuring("monitor_cost_cuda"),
             "measuring cpu": measuring("monitor_cost_cpu"),
             **{table: conditioning(name) for table, name in measured.items()},
+            "conditioning floor": conditioning_floor(),
             "growth": growth(),
             "start up": start_up(),
             "population": population(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from conditioning.devices import DEVICES
 from gyroscope.conditioning import eigen
-from gyroscope.conditioning.eigen import Product, eigenvalues, eigvalsh, krylov, lanczos, largest
+from gyroscope.conditioning.eigen import Product, eigenvalues, eigvalsh, krylov, lanczos, largest, side_by_side
 
 F64 = torch.float64
 
@@ -247,6 +249,34 @@ def test_what_lanczos_calls_reached_is_accurate_whatever_the_spectrum_near_the_t
             reaches.append(reached.item())
             assert not reached or abs(value.item() - 1) <= 1e-6
     assert set(reaches) == {True, False}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_number_of_threads_changes_no_eigenvalue_and_is_left_as_it_is(threads: int) -> None:
+    before = torch.get_num_threads()
+    products = [Product(seed * drawn(200 + seed, 300)) for seed in range(1, 6)]
+    stack = torch.stack([covariance(65, 130, seed) for seed in range(5)])
+    try:
+        torch.set_num_threads(threads)
+        top, every = largest(products), eigvalsh(stack)
+        assert torch.get_num_threads() == threads
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == threads
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_allclose(top, [oracle(one.a @ one.a.T) for one in products], rtol=1e-6)
+    torch.testing.assert_close(every, torch.linalg.eigvalsh(stack), rtol=1e-12, atol=1e-13)
+
+
+def test_an_error_in_one_of_several_threads_is_raised_and_their_number_left_as_it_is() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(RuntimeError, match="tensor size"):
+            side_by_side(lambda a: a @ torch.ones(2), [torch.ones(2), torch.ones(3)])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_random_state_of_the_program_is_not_touched() -> None:

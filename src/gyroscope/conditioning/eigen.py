@@ -8,15 +8,19 @@ All eigenvalues come from `torch.linalg.eigvalsh` (`eigvalsh`). The largest alon
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gyroscope.vectors.eager import power_of_two
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 # Matrices are stacked up to this many elements: an eighth of a gigabyte in float64. A CPU gains nothing from large
 # stacks.
@@ -114,8 +118,9 @@ def largest(matrices: Sequence[Tensor | Product], *, owned: bool = False) -> Ten
     """
     found: dict[int, Tensor] = {}
     formed = {i: matrix for i, matrix in enumerate(matrices) if isinstance(matrix, Tensor)}
-    for some in _of_one_shape({i: matrix.a for i, matrix in enumerate(matrices) if isinstance(matrix, Product)}):
-        value, reached = _largest_products([a.detach() for a in some.values()])
+    groups = _of_one_shape({i: matrix.a for i, matrix in enumerate(matrices) if isinstance(matrix, Product)})
+    solved = side_by_side(_largest_products, [[a.detach() for a in some.values()] for some in groups])
+    for some, (value, reached) in zip(groups, solved, strict=True):
         found.update(zip(some, value, strict=True))
         slow = [i for i, enough in zip(some, reached.tolist(), strict=True) if not enough]
         formed |= {i: _formed(some[i]) for i in slow}
@@ -133,6 +138,26 @@ def largest(matrices: Sequence[Tensor | Product], *, owned: bool = False) -> Ten
     if not found:
         return torch.zeros(0, dtype=torch.float64)
     return torch.stack([found[i].to(found[0].device) for i in range(len(matrices))])
+
+
+def side_by_side(work: Callable[[Given], Found], parts: Sequence[Given]) -> list[Found]:
+    """Return `work` of each part, in threads that share the threads torch has on a CPU.
+
+    The operations of Lanczos iteration take microseconds, and dividing each among threads makes every one of them wait
+    for all threads: on a busy machine that takes ten times as long as one thread.
+
+    >>> side_by_side(torch.sum, [torch.ones(2), torch.ones(3)])
+    [tensor(2.), tensor(3.)]
+    """
+    threads = torch.get_num_threads()
+    workers = min(threads, len(parts))
+    if workers < 2:
+        return [work(part) for part in parts]
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
+            return list(pool.map(work, parts))
+    finally:
+        torch.set_num_threads(threads)  # a thread's own number is also what threads that start later get
 
 
 def _of_one_shape(given: dict[int, Tensor]) -> list[dict[int, Tensor]]:
@@ -232,16 +257,19 @@ def magnitudes(stack: Tensor) -> Tensor:
 
 
 def eigvalsh(stack: Tensor) -> Tensor:
-    """Return `torch.linalg.eigvalsh` of a stack [b, d, d], computed in parallel parts on one GPU if that is faster.
+    """Return `torch.linalg.eigvalsh` of a stack [b, d, d], computed in parallel parts if that is faster.
 
     A solver takes the matrices of a stack one after the other, and spends most of its time between kernels too small to
-    fill the device. Parts of a stack on their own streams, each driven by a thread, fill the gaps.
+    fill a GPU, or on a CPU in steps that gain nothing from a second thread. Parts of a stack in threads, on a GPU each
+    with its own stream, fill the gaps.
 
     >>> eigvalsh(torch.tensor([[[2.0, 1.0], [1.0, 2.0]]]))
     tensor([[1., 3.]])
     """
-    if stack.device.type != "cuda" or len(stack) < 2 or not _BATCHED < stack.shape[-1] <= _LARGEST:
+    if len(stack) < 2 or not _BATCHED < stack.shape[-1] <= _LARGEST:
         return _eigvalsh(stack)
+    if stack.device.type != "cuda":
+        return torch.cat(side_by_side(_eigvalsh, stack.chunk(torch.get_num_threads())))
     current = torch.cuda.current_stream(stack.device)
     parts = stack.chunk(_STREAMS)
     streams = [torch.cuda.Stream(stack.device) for _ in parts]  # type: ignore[no-untyped-call]

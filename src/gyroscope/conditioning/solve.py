@@ -298,33 +298,33 @@ class Spectrometer:
         return self._spectra[id(factor)]
 
     def _decompose(self, others: Sequence[Tensor | Product]) -> Tensor:
-        """Decompose the waiting factors, size by size, and return λmax of other matrices."""
-        sizes: defaultdict[int, tuple[list[Factor], list[int]]] = defaultdict(lambda: ([], []))
-        for factor in self._waiting:
-            sizes[0 if factor.diagonal else factor.side][0].append(factor)
-        for i, matrix in enumerate(others):
-            sizes[len(matrix)][1].append(i)
-        self._waiting, self._bytes = [], 0
-        tops: dict[int, Tensor] = {}
-        for size, (factors, same) in sizes.items():
+        """Decompose the waiting factors, and return λmax of other matrices."""
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if not self.full:
+            taken = [factor.take() for factor in waiting]
+            dense = [matrix for factor, (matrix, _) in zip(waiting, taken, strict=True) if not factor.diagonal]
+            both = largest([*dense, *others], owned=True)
+            tops = iter(both[: len(dense), None])
+            # One-hot samples have the eigenvalues themselves.
+            self._keep(waiting, taken, [
+                matrix.amax()[None] if factor.diagonal and isinstance(matrix, Tensor) else next(tops)
+                for factor, (matrix, _) in zip(waiting, taken, strict=True)
+            ])  # fmt: skip
+            return both[len(dense) :]
+        sizes: defaultdict[int, list[Factor]] = defaultdict(list)
+        for factor in waiting:
+            sizes[-1 if factor.diagonal else factor.side].append(factor)
+        for size, factors in sizes.items():
             taken = [factor.take() for factor in factors]
-            matrices = [matrix for matrix, _ in taken]
-            formed = [matrix for matrix in matrices if isinstance(matrix, Tensor)]  # all, if they are decomposed
-            values: Sequence[Tensor]
-            if size == 0 and factors:  # one-hot samples: the eigenvalues themselves
-                values = [matrix if self.full else matrix.amax()[None] for matrix in formed]
-            elif self.full:
-                values = eigenvalues(formed, owned=True)
-                tops |= zip(same, largest([others[i] for i in same]), strict=True)
-            else:
-                both = largest([*matrices, *(others[i] for i in same)], owned=True)
-                values = list(both[: len(matrices), None])
-                tops |= zip(same, both[len(matrices) :], strict=True)
-            for factor, (matrix, times), found in zip(factors, taken, values, strict=True):
-                self._found.append((factor, found, times, zero_below(factor, matrix.dtype)))
-        if not tops:
-            return torch.zeros(0, dtype=torch.float64)
-        return torch.stack([tops[i].to(tops[0].device) for i in range(len(others))])
+            formed = [matrix for matrix, _ in taken if isinstance(matrix, Tensor)]  # all: their spectra are asked for
+            self._keep(factors, taken, formed if size == -1 else eigenvalues(formed, owned=True))
+        return largest(others)
+
+    def _keep(
+        self, factors: Sequence[Factor], taken: Sequence[tuple[Tensor | Product, float]], values: Sequence[Tensor]
+    ) -> None:
+        for factor, (matrix, times), found in zip(factors, taken, values, strict=True):
+            self._found.append((factor, found, times, zero_below(factor, matrix.dtype)))
 
 
 def zero_below(factor: Factor, dtype: torch.dtype) -> float:
