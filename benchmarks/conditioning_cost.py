@@ -328,7 +328,7 @@ def main() -> None:
         "environment": environment(device) | about,
         "networks": {},
     }
-    standard = Path(__file__).parent / "results" / f"conditioning_cost_{device.type}.json"
+    standard = Path(__file__).parent / "results" / f"conditioning_cost_{device.type}{'_ours' * options.ours}.json"
     out = options.out or (None if options.smoke else standard)
     for name in options.networks:
         found = result["networks"][name] = measure(

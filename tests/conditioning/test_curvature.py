@@ -289,7 +289,7 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "true labels": (mlp, {"labels": "true"}, "None with the others"),
     "labels elsewhere": (mlp, {"labels": "model", "matrix": "hessian"}, "None with the others"),
     "tolerance": (mlp, {"tolerance": 0.0}, "between 0 and 1"),
-    "iterations": (mlp, {"iterations": 0}, "a whole number >= 1"),
+    "iterations": (mlp, {"iterations": 0}, "a whole number ≥ 1"),
     "matrices": (mlp, {"matrix": ["hessian"]}, "'gauss_newton', 'hessian'"),
     "ends": (mlp, {"which": ["largest"]}, "'largest', 'magnitude'"),
     "tolerance in words": (mlp, {"tolerance": "a"}, "tolerance='a'"),

@@ -736,7 +736,7 @@ def test_a_closed_monitor_looks_at_nothing(tmp_path: Path) -> None:
 def test_schedules_that_are_none_are_refused(tmp_path: Path, given: Any) -> None:
     if given is not None:
         model = mlp()
-        with pytest.raises(ConditioningError, match='must be a whole number of steps >= 1 or "budget"'):
+        with pytest.raises(ConditioningError, match='must be a whole number of steps ≥ 1 or "budget"'):
             gyroscope.watch(model, sgd(model), tmp_path / "run", conditioning=given)
         assert not (tmp_path / "run").exists()
         assert hooks_of(model) == 0

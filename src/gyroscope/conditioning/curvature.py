@@ -102,7 +102,7 @@ def top_eigenvalue(
     accuracy, most = real(tolerance), real(iterations)
     if not (0 < accuracy < 1 and most >= 1 and most.is_integer()):
         raise ConditioningError(
-            "`tolerance` must be a number between 0 and 1 and `iterations` a whole number >= 1, got "
+            "`tolerance` must be a number between 0 and 1 and `iterations` a whole number ≥ 1, got "
             f"tolerance={tolerance!r} and iterations={iterations!r}. Try 1e-4 and 1000."
         )
     seed = check_run(loss, dtype, seed)

@@ -119,7 +119,10 @@ def largest(matrices: Sequence[Tensor | Product], *, owned: bool = False) -> Ten
     found: dict[int, Tensor] = {}
     formed = {i: matrix for i, matrix in enumerate(matrices) if isinstance(matrix, Tensor)}
     groups = _of_one_shape({i: matrix.a for i, matrix in enumerate(matrices) if isinstance(matrix, Product)})
-    solved = side_by_side(_largest_products, [[a.detach() for a in some.values()] for some in groups])
+    parts = [[a.detach() for a in some.values()] for some in groups]
+    # Threads would leave the current stream of a GPU.
+    on_cpu = all(a.device.type == "cpu" for some in parts for a in some)
+    solved = side_by_side(_largest_products, parts) if on_cpu else [_largest_products(part) for part in parts]
     for some, (value, reached) in zip(groups, solved, strict=True):
         found.update(zip(some, value, strict=True))
         slow = [i for i, enough in zip(some, reached.tolist(), strict=True) if not enough]

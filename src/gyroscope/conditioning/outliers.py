@@ -150,7 +150,7 @@ def _outliers(
     size = module.weight.numel() + module.out_features
     most = real(limit)
     if not most >= 0:
-        raise DynamicsError(f"`limit` must be a number of weights >= 0, got {limit!r}. Try 5000.")
+        raise DynamicsError(f"`limit` must be a number of weights ≥ 0, got {limit!r}. Try 5000.")
     if size > most:
         raise DynamicsError(
             f"The layer {layer!r} has {size:,} weights and biases, above the limit of {most:,.15g}: its curvature "

@@ -39,7 +39,7 @@ class Schedule:
             steps = whole(every, 1)
             if steps is None:
                 raise ConditioningError(
-                    f'`conditioning` must be a whole number of steps >= 1 or "budget", got {every!r}. Try 100.'
+                    f'`conditioning` must be a whole number of steps ≥ 1 or "budget", got {every!r}. Try 100.'
                 )
             object.__setattr__(self, "every", steps)
         if not callable(scale):

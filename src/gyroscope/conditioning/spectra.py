@@ -74,7 +74,7 @@ class Spectrum:
         ordered = bool(np.isfinite(v).all() and (v[1:] <= v[:-1]).all() and (v >= 0).all()) or bool(np.isnan(v).all())
         if v.ndim != 1 or len(v) > self.dimension or not ordered:
             raise ConditioningError(
-                f"`values` must be at most {self.dimension} finite numbers >= 0 in descending order for a matrix of "
+                f"`values` must be at most {self.dimension} finite numbers ≥ 0 in descending order for a matrix of "
                 f"dimension {self.dimension}, got an array of shape {v.shape}. Try Spectrum.of, which takes any order."
             )
 
