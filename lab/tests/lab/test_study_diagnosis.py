@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.faults.benchmark import Case, Outcome, to_json
 from gyroscope_lab.papers.catalogue import study
+from gyroscope_lab.training.archive import Archive
 
 STUDY = "beyond/diagnosis"
 
@@ -28,9 +28,8 @@ def made(right: int, wrong: int, healthy: int = 50) -> list[Outcome]:
 
 
 @pytest.mark.parametrize(("wrong", "shown"), [(0, True), (1, True), (5, False)])
-def test_verdicts_turn_with_the_numbers(lab, wrong, shown):
-    known = replace(lab, scale="small", known=True)
-    known.archive.root.mkdir(parents=True, exist_ok=True)
+def test_verdicts_turn_with_the_numbers(tmp_path, wrong, shown):
+    known = Lab(Archive(tmp_path), "small", known=True)
     (known.archive.root / "diagnosis-small.jsonl").write_text(to_json(made(20 - wrong, wrong)))
     report = study(STUDY).run(known)
     said = {one.says: one.holds for one in report.verdicts}
@@ -42,9 +41,9 @@ def test_verdicts_turn_with_the_numbers(lab, wrong, shown):
     assert report.numbers == {"cases": 70, "held_out": 70}
 
 
-def test_without_verdicts_nothing_is_concluded(lab):
+def test_without_verdicts_nothing_is_concluded(tmp_path):
     with pytest.raises(LabError, match="Train the cases first"):
-        study(STUDY).run(replace(lab, known=True))
+        study(STUDY).run(Lab(Archive(tmp_path), "smoke", known=True))
 
 
 @pytest.mark.usefixtures("forked_workers")
