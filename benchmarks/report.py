@@ -158,7 +158,7 @@ def measuring_targets() -> list[str]:
 
     for where, name, label in (
         ("H200", "monitor_cost_cuda", "every step"),
-        ("CPU, two cores", "monitor_cost_cpu", "every step"),
+        ("CPU, two cores", "monitor_native_cpu", "every step"),
         ("CPU, two cores, compiled", "monitor_native_cpu", "every step native"),
     ):
         for task, found in load(name)["tasks"].items():
