@@ -108,8 +108,8 @@ def summary() -> list[str]:
     for said, name in (("measuring every step", "every step"), ("by default", "default")):
         more = (100 * one["contenders"][name]["over_bare"] for one in watched.values())
         row(f"`watch`, {said}", "H200", more, "% of a training step")
-    default = [100 * one["default"]["own_account"]["share"] for one in small.values()]
-    row("`watch`, by default", "CPU, one thread", default, "% of a training step, by its own account")
+    default = [100 * one["default"]["wall"]["over_bare"] for one in small.values()]
+    row("`watch`, by default", "CPU, one thread", default, "% of a training step")
     for device, name in (("H200", "conditioning_cost_cuda"), ("CPU, two cores", "conditioning_cost_cpu_ours")):
         found = load(name)["networks"].values()
         row("`condition`", device, (one["contenders"]["condition"]["gradients"] for one in found), "gradients")
