@@ -163,6 +163,7 @@ def _draw(pairs: Sequence[Pair]) -> Figure:
         names = [f"{pair.problem.name}, {pair.inner}, norms {pair.norms}" for pair in reversed(its)]
         ax.set_yticks(range(len(its)), names, fontsize=8)
         ax.set_xlabel(f"gain ({unit(its[0].changed.task)}, ± two standard errors)", fontsize=8)
+        ax.tick_params(axis="x", labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
     figure.suptitle("Operation 1: better to the right (gray: no difference)")
     return figure
