@@ -12,6 +12,7 @@ import gyroscope
 from gyroscope.control import presets
 from gyroscope.errors import MissingExtraError
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.beyond.problems import LSTM
 from gyroscope_lab.training import optimizers
 from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.training import train
@@ -138,6 +139,22 @@ def test_a_schedule_moves_every_rate_of_a_steered_model():
     optimizer = recipe.make(net())
     recipe.set_rate(optimizer, 0.5)
     assert {group["lr"] for group in optimizer.param_groups} == {recipe.rate / 2}
+
+
+@pytest.mark.parametrize("recipe", [RECIPES[0], RECIPES[1], RECIPES[3]], ids=lambda recipe: recipe.name)
+def test_captured_steps_read_every_rate_where_a_schedule_writes_it(recipe):
+    assert recipe.capturable
+    optimizer = recipe.make(net(), captured=True)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    recipe.set_rate(optimizer, 0.5)
+    assert [float(rate) for rate in rates] == pytest.approx([recipe.rate / 2] * len(rates))
+    assert all(group["lr"] is rate for group, rate in zip(optimizer.param_groups, rates, strict=True))
+
+
+def test_an_lstm_with_dropout_is_not_captured():
+    with_dropout = Trial(LSTM.full, RECIPES[1])
+    assert not with_dropout.capturable
+    assert Trial(LSTM.small, RECIPES[1]).capturable
 
 
 @pytest.mark.parametrize("name", PACKAGES)

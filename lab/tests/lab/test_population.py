@@ -13,6 +13,7 @@ from gyroscope_lab.engine.captured import compile_blocks, many_kinds
 from gyroscope_lab.engine.engine import run_trials
 from gyroscope_lab.engine.population import _Seat, run_population
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.beyond.problems import GPT, adamw, steered
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.last_layer import followed
 from gyroscope_lab.training.recipe import Recipe
@@ -88,6 +89,22 @@ def test_residual_blocks_compiled_one_by_one_give_what_the_network_gives(tmp_pat
     steps = deep.schedule.steps(len(SPLIT.y_train))
     assert course.loss.reshape(3, steps).mean(axis=1) == pytest.approx(results[2].loss)
     assert (course.lambda_m > 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "recipe", [*map(steered, ("adamw", "sgd", "muon")), adamw(GPT.smoke, 1e-3, 0.1)], ids=lambda recipe: recipe.name
+)
+def test_captured_steps_of_steered_transformers_are_those_taken_one_by_one(tmp_path, exact, recipe):
+    trials = [
+        Trial(replace(GPT.smoke, schedule=replace(GPT.smoke.schedule, epochs=3)), recipe, seed) for seed in (0, 1)
+    ]
+    split, archive = GPT.smoke.source.load(), Archive(tmp_path)
+    run_population(trials, lambda trial: split, archive)
+    for trial in trials:
+        together, alone = archive.result(trial), train(trial, split, device="cuda")
+        assert together.loss == pytest.approx(alone.loss, rel=1e-2)
+        assert together.rotation[-1] == pytest.approx(alone.rotation[-1], rel=0.05)
 
 
 @pytest.mark.gpu

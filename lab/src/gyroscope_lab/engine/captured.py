@@ -76,8 +76,8 @@ class Captured(Training):
     ) -> None:
         if torch.device(device).type != "cuda":
             raise LabError(f"Steps are captured on CUDA devices, got a training on {device}.")
-        if not trial.recipe.capturable:
-            raise LabError(f"{trial.recipe.optimizer} cannot be captured. Train it step by step.")
+        if not trial.capturable:
+            raise LabError(f"{trial.title} cannot be captured. Train it step by step.")
         self.stream = torch.cuda.current_stream(device)
         if self.stream == torch.cuda.default_stream(device):
             raise LabError("A captured training needs a stream of its own. Make it within torch.cuda.stream(...).")

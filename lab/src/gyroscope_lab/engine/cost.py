@@ -62,6 +62,8 @@ _ANALYSIS_ON_GPU, _ANALYSIS_ON_CPU, _CUBE_ON_CPU = 1.7e-3, 1.2e-3, 7e-10
 # Seconds per operation of a transformer or LSTM on one core of a CPU (a GPT of 3 blocks of width 64), and on an H200 in
 # bf16, a guess of a quarter of its peak. Its weights per block and squared width.
 _SEQUENCE_ON_CPU, _SEQUENCE_ON_GPU = 2.6e-11, 4e-15
+# Seconds per weight matrix of a block and step, captured, on an H200 shared by eight: a guess.
+_SEQUENCE_LAYER_ON_GPU = 2.8e-5
 _SEQUENCE_WEIGHTS = {"gpt-small": 12, "vit-small": 12, "lstm-small": 8}
 # Seconds of the shortest kept trainings on an H200 shared by eight, start and end included.
 _LEAST_ON_GPU = 1.0
@@ -124,7 +126,10 @@ def expected(trial: Trial) -> Pace | None:
         return None
     on_gpu = _on_gpu(trial.task)
     seconds, measured = epochs * its.seconds, its.measured
-    if on_gpu and size is not None and not trial.recipe.capturable:
+    if on_gpu and trial.task.model in _SEQUENCE_WEIGHTS and not trial.capturable:
+        layers, steps = _sequence_layers(trial.task), trial.schedule.drawn or _steps(trial.task) or 0
+        seconds += epochs * layers * steps * (_EAGER_LAYER_ON_GPU - _SEQUENCE_LAYER_ON_GPU)
+    elif on_gpu and size is not None and not trial.capturable:
         layer = _PERCEPTRON_LAYER_ON_GPU if size.width else _LAYER_ON_GPU
         seconds += epochs * size.layers * size.steps * (_EAGER_LAYER_ON_GPU - layer)
         measured = False
@@ -169,7 +174,7 @@ def _on_gpu(task: Task) -> bool:
 
 
 def _of_sequences(task: Task) -> Pace | None:
-    """Return the pace of a transformer or LSTM from its operations: six per weight and token; eager on a GPU."""
+    """Return the pace of a transformer or LSTM from its operations, six per weight and token, and its layers."""
     size = models.defaults(task.model) | dict(task.options)
     steps = task.schedule.drawn or _steps(task)
     if steps is None:
@@ -179,7 +184,14 @@ def _of_sequences(task: Task) -> Pace | None:
     operations = 6 * weights * tokens * task.schedule.batch * steps
     if not _on_gpu(task):
         return Pace(operations * _SEQUENCE_ON_CPU, measured=False)
-    return Pace(operations * _SEQUENCE_ON_GPU + 4 * size["depth"] * steps * _EAGER_LAYER_ON_GPU, measured=False)
+    layer = _sequence_layers(task) * _SEQUENCE_LAYER_ON_GPU
+    return Pace(operations * _SEQUENCE_ON_GPU + layer * steps, measured=False)
+
+
+def _sequence_layers(task: Task) -> int:
+    """Return the number of weight matrices in the blocks of a transformer, or of their likes in an LSTM."""
+    depth: int = (models.defaults(task.model) | dict(task.options))["depth"]
+    return 4 * depth
 
 
 class _Size(NamedTuple):

@@ -348,7 +348,7 @@ class _Population:
         fallback = None
         eager = sum(seat.eager for seat in self.seats)
         for trial in list(self.waiting):
-            if self.on_gpu and eager >= _EAGER and not trial.recipe.capturable:
+            if self.on_gpu and eager >= _EAGER and not trial.capturable:
                 continue
             try:
                 ready = trial.source is None or self.archive.holds(trial.source)
@@ -377,7 +377,7 @@ class _Population:
         """Seconds from the seating of a trial to its first step, beyond the time of a later step."""
         if not self.on_gpu:
             return 0.0
-        compiles = trial.recipe.capturable and self._compiles(trial) is not False
+        compiles = trial.capturable and self._compiles(trial) is not False
         new = _START if compiles else _START_UNCOMPILED
         return self.starts.get(_kind(trial), new)
 
@@ -416,7 +416,7 @@ class _Population:
                 rates = self.archive.rates(trial)
                 training = (
                     Captured(trial, split, folder=folder, device=self.device, rates=rates, compiled=wanted)
-                    if stream is not None and trial.recipe.capturable
+                    if stream is not None and trial.capturable
                     else Training(trial, split, folder=folder, device=self.device, rates=rates)
                 )
             seat = _Seat(trial, training, iter(()), stream, claim.pop_all(), began=began)
@@ -427,6 +427,8 @@ class _Population:
     def _compiles(self, trial: Trial) -> bool | None:
         """Return True to compile a trial's network as a whole, None for its residual blocks only, False for nothing."""
         if trial.conditions is not None:  # code compiled without hooks does not run them
+            return False
+        if trial.task.source.is_text:  # trainings of minutes, each of which would be compiled by itself
             return False
         if self.compiled is not None:
             return self.compiled

@@ -7,6 +7,7 @@ needs them: `pip install 'gyroscope-lab[untuned]'`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
     from gyroscope_lab.training.recipe import Recipe
 
 _EXTRA = "gyroscope-lab[untuned]"
+
+
+@dataclass(frozen=True)
+class Factory:
+    """How an optimizer is made for a recipe.
+
+    Attributes:
+        make: a function of a recipe and a model, which returns the optimizer. It reads `rate`, `weight_decay`,
+            `momentum` and `options` from the recipe.
+        own_rates: True if the optimizer has its own schedule of learning rates, in place of the task's.
+        capturable: True if a CUDA graph can capture its steps, once `on_device` has prepared it.
+    """
+
+    make: Callable[[Recipe, nn.Module], Optimizer]
+    own_rates: bool = False
+    capturable: bool = False
 
 
 def steered(recipe: Recipe, model: nn.Module) -> Optimizer:
@@ -97,15 +114,30 @@ def prodigy(recipe: Recipe, model: nn.Module) -> Optimizer:
     return _made(kind, model, lr=recipe.rate, weight_decay=recipe.weight_decay, **dict(recipe.options))
 
 
-#: The optimizers by name, and whether they have their own schedules of the rate.
-FACTORIES: dict[str, tuple[Callable[[Recipe, nn.Module], Optimizer], bool]] = {
-    "steer": (steered, False),
-    "muon": (muon, False),
-    "adamw-text": (adamw, False),
-    "nadamw": (nadamw, False),
-    "schedule-free": (schedule_free, True),
-    "prodigy": (prodigy, False),
+#: The optimizers by name.
+FACTORIES: dict[str, Factory] = {
+    "steer": Factory(steered, capturable=True),
+    "muon": Factory(muon),
+    "adamw-text": Factory(adamw, capturable=True),
+    "nadamw": Factory(nadamw),
+    "schedule-free": Factory(schedule_free, own_rates=True),
+    "prodigy": Factory(prodigy),
 }
+
+
+def on_device(optimizer: Optimizer) -> Optimizer:
+    """Prepare an optimizer for captured steps, which read rates and count steps on the device.
+
+    >>> optimizer = on_device(torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=0.5))
+    >>> optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["capturable"]
+    (tensor(0.5000), True)
+    """
+    for group in optimizer.param_groups:
+        if group["params"]:
+            group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+        if "capturable" in group:
+            group["capturable"] = True
+    return optimizer
 
 
 def _decayed(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from gyroscope.control import Layca, SGD_AMom, block_normalized, hyperball, lars
 from gyroscope.layers import layers
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.kinds import require_kinds
-from gyroscope_lab.training.optimizers import FACTORIES
+from gyroscope_lab.training.optimizers import FACTORIES, Factory, on_device
 
 #: The optimizers by name, with the papers' constants.
 OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
@@ -42,8 +42,8 @@ _CAPTURED: dict[str, dict[str, Any]] = {
     "rmsprop": {"capturable": True},
 }
 _MOMENTUM = ("sgd", "sgd-amom", "rmsprop")
-# Further optimizers, also those that studies register, and whether they have their own schedules of the rate.
-_REGISTERED: dict[str, tuple[Callable[[Recipe, nn.Module], Optimizer], bool]] = dict(FACTORIES)
+# Further optimizers, also those that studies register.
+_REGISTERED = dict(FACTORIES)
 
 Decayed = Literal["all", "convolutions"]
 Others = Literal["frozen", "inner"]
@@ -155,7 +155,8 @@ class Recipe:
             captured: True if the steps will be captured in a CUDA graph; the rate is then on the device.
         """
         if self.optimizer in _REGISTERED:
-            return _REGISTERED[self.optimizer][0](self, model)
+            made = _REGISTERED[self.optimizer].make(self, model)
+            return on_device(made) if captured else made
         kind, constants = OPTIMIZERS[self.optimizer]
         options: dict[str, Any] = dict(constants)
         rate: float | torch.Tensor = 1.0 if self.copies is not None else self.rate
@@ -185,7 +186,8 @@ class Recipe:
         >>> optimizer.param_groups[0]["lr"]
         0.05
         """
-        if self.copies is not None or _REGISTERED.get(self.optimizer, (None, False))[1]:
+        registered = _REGISTERED.get(self.optimizer)
+        if self.copies is not None or (registered is not None and registered.own_rates):
             return
         for group in optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
@@ -212,6 +214,9 @@ class Recipe:
     @property
     def capturable(self) -> bool:
         """True if a CUDA graph can capture its steps."""
+        registered = _REGISTERED.get(self.optimizer)
+        if registered is not None:
+            return registered.capturable
         return self.optimizer in _CAPTURED or (self.control is not None and self.optimizer == "sgd-amom")
 
     def _groups(self, model: nn.Module, decayed: Decayed) -> list[dict[str, Any]]:
@@ -233,9 +238,7 @@ def register(name: str, factory: Callable[[Recipe, nn.Module], Optimizer], *, ow
 
     Args:
         name: the value of `Recipe.optimizer`; not one of `OPTIMIZERS` or `FACTORIES`.
-        factory: returns the optimizer of a recipe for a model. It reads `rate`, `weight_decay`, `momentum` and
-            `options` from the recipe.
-        own_rates: True if the optimizer has its own schedule of learning rates, in place of the task's.
+        factory, own_rates: as in `gyroscope_lab.training.optimizers.Factory`.
 
     >>> register("rprop", lambda recipe, model: torch.optim.Rprop(model.parameters(), lr=recipe.rate))
     >>> type(Recipe("Rprop", rate=0.1, optimizer="rprop").make(nn.Linear(2, 2))).__name__
@@ -243,7 +246,7 @@ def register(name: str, factory: Callable[[Recipe, nn.Module], Optimizer], *, ow
     """
     if name in (taken := [*OPTIMIZERS, *FACTORIES]):
         raise LabError(f"`name` must not be one of {', '.join(taken)}, got {name!r}. Try another name.")
-    _REGISTERED[name] = factory, own_rates
+    _REGISTERED[name] = Factory(factory, own_rates)
 
 
 def _inside(optimizer: str) -> dict[str, Any]:

@@ -118,6 +118,16 @@ class Trial:
         """This trial, preceded by all trials it needs: the one it copies, the one that one copies, and so on."""
         return [self] if self.source is None else [*self.source.lineage, self]
 
+    @property
+    def capturable(self) -> bool:
+        """True if a CUDA graph can capture its steps.
+
+        Those of an LSTM with dropout cannot: cuDNN has one random state per device, and trainings side by side would
+        draw from it at the same time.
+        """
+        shared = self.task.model == "lstm-small" and bool(dict(self.task.options).get("dropout"))
+        return self.recipe.capturable and not shared
+
     def network(self) -> nn.Module:
         """The network at the start: initialized from the seed, scaled, and with the untrained layers frozen."""
         model = self.task.network(self.seed)
