@@ -620,6 +620,47 @@ def test_6_a_captured_step_replays_as_eager_steps_do(make: Make, others: Any) ->
     assert_close(model, twin, 1e-6)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("inner", ["adamw", "sgd", "muon"])
+def test_6_a_captured_step_of_a_steered_model_replays_as_eager_steps_do(inner: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)).cuda()
+    twin = copy.deepcopy(model)
+    optimizer, reference = (gyroscope.steer(its, inner, rate=torch.tensor(RHO, device="cuda")) for its in (model, twin))
+    stream, held = torch.cuda.Stream(), [torch.zeros_like(p) for p in model.parameters()]
+
+    def give(seed: int) -> None:
+        give_gradients(twin, seed)
+        for h, p in zip(held, twin.parameters(), strict=True):
+            h.copy_(p.grad)
+
+    def step() -> None:
+        """Step from gradients that lie elsewhere than before, as those of a captured backward pass do."""
+        for p, h in zip(model.parameters(), held, strict=True):
+            p.grad = h + 0
+        optimizer.step()
+
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for seed in range(3):
+            give(seed)
+            step()
+            reference.step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            step()
+        for seed in range(3, 7):
+            for own in (optimizer, reference):
+                own.param_groups[0]["lr"].fill_(0.1 / (seed + 1))
+            give(seed)
+            before = model[2].weight.detach().clone()
+            graph.replay()
+            reference.step()
+            assert tangent(before, model[2].weight) == pytest.approx(0.1 / (seed + 1), rel=1e-3)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert_close(model, twin, 1e-5)
+
+
 # 7. Flattened parameters
 
 

@@ -134,6 +134,20 @@ def test_rotation_angle_equals_arctan_rho() -> None:
         assert tangent(before[name], dict(model.named_parameters())[name]) == pytest.approx(RATE, rel=1e-9)
 
 
+@pytest.mark.parametrize("inner", ["adamw", "sgd", "muon"])
+def test_a_rate_that_is_a_tensor_is_read_in_every_step(inner: str) -> None:
+    model, rate = Tiny().double(), torch.tensor(RATE, dtype=torch.float64)
+    optimizer = steer(model, inner, rate=rate, others_lr=OTHERS)
+    assert all(group["lr"] is rate for group in optimizer.param_groups)
+    for seed, value in enumerate((RATE, 2 * RATE)):
+        rate.fill_(value)
+        before = model.blocks[0].weight.detach().clone()
+        train(model, optimizer, [seed])
+        assert tangent(before, model.blocks[0].weight) == pytest.approx(value, rel=1e-6)
+    assert "ρ = 0.1 (5.7°)" in repr(optimizer)
+    assert "lr = 0.008" in repr(optimizer)
+
+
 def test_an_optimizer_of_ones_own_is_made_over_the_groups_that_turn() -> None:
     model, other = Tiny(), Tiny()
     optimizer = steer(model, torch.optim.NAdam, rate=RATE, others_lr=OTHERS, inner_options={"betas": (0.8, 0.9)})

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from vector_layouts import DTYPES, LAYOUTS, assert_combined, assert_dot, same_bits, values
 
-from gyroscope.vectors import backend, combine_, dots, eager
+from gyroscope.errors import VectorError
+from gyroscope.vectors import backend, combine_, dots, eager, launch, triton
 from gyroscope.vectors.launch import CHUNK
 from interpreted import hasten_interpreter
 
@@ -200,6 +201,25 @@ def test_coefficients_beyond_float32() -> None:
     x = old.clone()
     combine_([x], [y], torch.tensor([0.5], dtype=torch.float64), torch.tensor([1e39], dtype=torch.float64))
     assert_rounded(x, old, y, 0.5, 1e39)
+
+
+def test_a_graph_captures_tensors_that_lie_elsewhere_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of a captured step lie in the graph's own memory."""
+
+    def pair(seed: int, count: int = 300) -> tuple[list[Tensor], list[Tensor]]:
+        both = torch.randn(2, count, generator=torch.Generator().manual_seed(seed))
+        return [both[0].clone(), both[0].clone()], [both[1].clone(), both[1].clone()]
+
+    seen, new, other = pair(0), pair(1), pair(2, count=299)
+    dots({"xy": seen})
+    for module in (triton, launch):
+        monkeypatch.setattr(module, "is_capturing", lambda: True)
+    assert agrees_with_eager(dots({"xy": new}), list(new), [(0, 1)], [1, 1])
+    with pytest.raises(VectorError, match="tensors of other sizes than before"):
+        dots({"xy": other})
+    with pytest.raises(VectorError, match="or twice of new ones"):
+        dots({"xy": pair(3)})
+    assert agrees_with_eager(dots({"xy": seen}), list(seen), [(0, 1)], [1, 1])
 
 
 def test_leaf_parameters_are_combined_without_a_graph() -> None:

@@ -140,7 +140,7 @@ def test_gradients_of_replayed_steps_are_those_the_monitor_records(tmp_path, exa
 
 @pytest.mark.gpu
 def test_trials_that_record_rates_are_captured_among_others_that_need_many_tables(tmp_path, monkeypatch):
-    monkeypatch.setattr("gyroscope.vectors.triton._tables", Kept(2))
+    monkeypatch.setattr("gyroscope.vectors.triton._works", Kept(2))
     trials = [Trial(DIGITS, RMSPROP, seed) for seed in range(4)]
     archive, _ = population(trials, tmp_path, at_once=4, compiled=False)
     assert all(len(archive.rates(Trial(DIGITS, RECIPES[-1], seed)).tangents) == 42 for seed in range(4))

@@ -50,7 +50,7 @@ def steer(
     model: nn.Module,
     inner: Inner | None = None,
     *,
-    rate: float | None = None,
+    rate: float | Tensor | None = None,
     others_lr: float | None = None,
     embeddings: Rule | None = None,
     heads: Rule | None = None,
@@ -88,7 +88,8 @@ def steer(
         inner: "adamw", "sgd" or "muon"; "adamh" or "muonh" (Hyperball, without operation 1); or a function that takes a
             list of parameter groups (and `inner_options`) and returns an optimizer, such as `torch.optim.NAdam`. By
             default "sgd" if most of the layers are convolutions, else "adamw".
-        rate: ρ = tan θ of a step.
+        rate: ρ = tan θ of a step. If it is a tensor on the GPU, which becomes the `lr` of every group, a CUDA graph can
+            capture the steps.
         others_lr: the learning rate of what is stepped plainly.
         embeddings: the rule of embeddings, also of positions.
         heads: the rule of the output head, also if it is tied to an embedding.
@@ -121,6 +122,7 @@ def steer(
     inner = _suited(model) if inner is None else inner
     named = isinstance(inner, str) or not callable(inner)
     chosen = preset(inner) if named else preset("adamw")
+    lr = rate if isinstance(rate, Tensor) else chosen.rate if rate is None else real(rate)
     rate = _checked("rate", chosen.rate if rate is None else rate, chosen.rate)
     others_lr = _checked("others_lr", chosen.others_lr if others_lr is None else others_lr, chosen.others_lr)
     embeddings, heads = (mine or theirs for mine, theirs in ((embeddings, chosen.embeddings), (heads, chosen.heads)))
@@ -129,16 +131,18 @@ def steer(
     norms = norms or chosen.norms
     choice(norms, "norms", get_args(Norms), ControlError)
     project = chosen.project if project is None else flag(project, "project", ControlError)
-    options = {**(chosen.options if named else {}), **_checked_options("inner_options", inner_options)}
-    others_options = {**OTHERS, **_checked_options("others_options", others_options)}
+    on_gpu = {"capturable": True} if isinstance(lr, Tensor) and lr.is_cuda else {}
+    its_own = {**chosen.options, **(on_gpu if chosen.inner == "AdamW" else {})} if named else {}
+    options = {**its_own, **_checked_options("inner_options", inner_options)}
+    others_options = {**OTHERS, **on_gpu, **_checked_options("others_options", others_options)}
     routed = routes(model, embeddings=embeddings, heads=heads, plain=plain, granularity=granularity)
     turning = [route for route in routed if route.rule == "turn"]
     if not turning:
         raise ControlError(_why_nothing_turns(routed))
-    groups = _groups(routed, rate, others_lr / rate)
+    groups = _groups(routed, lr, others_lr / rate)
     its = _made(maker(chosen) if named else inner, groups["turn"], options, turning)
     others = _with_options(AdamW, groups["plain"] or [{"params": []}], {"weight_decay": 0.0, **others_options})
-    its.defaults["lr"] = others.defaults["lr"] = rate  # of groups that are added later
+    its.defaults["lr"] = others.defaults["lr"] = lr  # of groups that are added later
     joint = Joint(its, others, [*its.param_groups, *groups["plain"], *groups["frozen"]])
     _warn_beyond(rate, its.param_groups[0])
     turned = [route.layer for route in turning if route.layer is not None]
@@ -282,11 +286,11 @@ def _why_nothing_turns(routed: Sequence[Route]) -> str:
     return f"The model has no matrix to turn: {what}. Use torch.optim.AdamW, or call requires_grad_() on its layers."
 
 
-def _groups(routed: Sequence[Route], rate: float, relative_lr: float) -> dict[str, list[Group]]:
+def _groups(routed: Sequence[Route], rate: float | Tensor, relative_lr: float) -> dict[str, list[Group]]:
     """Return the groups of each rule, one per role."""
     found: dict[tuple[str, str], Group] = {}
     for route in routed:
-        own = {"params": [], "lr": rate, "rule": route.rule, "role": route.role}
+        own: Group = {"params": [], "lr": rate, "rule": route.rule, "role": route.role}
         if route.rule == "plain":
             own["relative_lr"] = relative_lr
         found.setdefault((route.rule, route.role), own)["params"].append((route.name, route.parameter))

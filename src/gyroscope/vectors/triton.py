@@ -18,7 +18,7 @@ from torch import Tensor
 from gyroscope.base.hooks import is_capturing
 from gyroscope.errors import VectorError
 from gyroscope.vectors import eager
-from gyroscope.vectors.launch import CHUNK, Ints, Kept, cut, is_aligned, on, rows_of, stream_of, to_device
+from gyroscope.vectors.launch import CHUNK, Addresses, Ints, Kept, cut, is_aligned, on, rows_of, stream_of, to_device
 from gyroscope.vectors.layout import aligned, by_type, is_dense, like, splits_in_memory
 
 _MOST_LISTS = 4  # inner products among more lists take several passes
@@ -203,58 +203,75 @@ def _combine_kernel(
 
 
 @dataclass(frozen=True)
-class _Table:
-    """The work of one launch, on the device."""
+class _Work:
+    """The work of one launch, on the device, but for the addresses of its tensors.
 
-    pointers: Tensor
+    Attributes:
+        layer: the layer of each segment.
+        within: how many elements of its layer lie before each segment.
+        chunks: the number of chunks of all segments.
+        addresses: tables of the tensors' addresses.
+    """
+
+    layer: Ints
+    within: Ints
     lengths: Tensor
     chunk_segment: Tensor
     chunk_position: Tensor
     first_chunk: Tensor
     done: Tensor
     chunks: int
-    segments: int
-    aligned: bool
+    addresses: Addresses
+
+    @property
+    def segments(self) -> int:
+        """The number of segments."""
+        return len(self.layer)
+
+    def pointers(self, lists: Sequence[Sequence[Tensor]]) -> tuple[Tensor, bool]:
+        """Return the table of where each segment of each list begins, and whether all of them are aligned."""
+        base = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
+        sizes = np.array([one[0].element_size() for one in lists], dtype=np.int64)
+        begins = base[:, self.layer] + sizes[:, None] * self.within
+        table = self.addresses.table(begins)
+        if table is None:
+            raise VectorError(_UNSEEN)
+        return table, is_aligned(begins)
 
 
-_tables: Kept[_Table] = Kept()
+_UNSEEN = (
+    "A CUDA graph captures `dots` or `combine_` of tensors of other sizes than before on this stream, or twice of new "
+    "ones. Call them once outside the graph first."
+)
+_works: Kept[_Work] = Kept()
 
 
-def _table(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: torch.device) -> _Table:
-    """Return the table for lists of dense tensors of one layout; made once for the same addresses and sizes."""
-    base = np.array([list(map(Tensor.data_ptr, one)) for one in lists], dtype=np.int64)
+def _work(lists: Sequence[Sequence[Tensor]], segments: Sequence[int], device: torch.device) -> _Work:
+    """Return the work for lists of dense tensors of one layout; made once for the same sizes."""
     rows = np.array(segments, dtype=np.int64)
     length = np.fromiter(map(Tensor.numel, lists[0]), np.int64, len(rows)) // rows
-    sizes = tuple(one[0].element_size() for one in lists)
     # Two streams must not count in the same `done`.
-    key = (device, stream_of(device), sizes, base.tobytes(), rows.tobytes(), length.tobytes())
-    known = _tables.find(key)
+    key = (device, stream_of(device), len(lists), rows.tobytes(), length.tobytes())
+    known = _works.find(key)
     if known is not None:
         return known
     if is_capturing():
-        raise VectorError(
-            "A CUDA graph captures `dots` or `combine_` of tensors they have not seen on this stream. Call them once "
-            "outside the graph first."
-        )
+        raise VectorError(_UNSEEN)
     lengths = np.repeat(length, rows)
-    within = np.arange(lengths.size) - np.repeat(np.cumsum(rows) - rows, rows)
-    pointers: Ints = np.stack(
-        [np.repeat(b, rows) + within * lengths * size for b, size in zip(base, sizes, strict=True)]
-    )
     segment, position, first = cut(lengths)
-    table = _Table(
-        pointers=to_device(pointers, device),
+    work = _Work(
+        layer=np.repeat(np.arange(len(rows)), rows),
+        within=(np.arange(lengths.size) - np.repeat(np.cumsum(rows) - rows, rows)) * lengths,
         lengths=to_device(lengths, device),
         chunk_segment=to_device(segment, device),
         chunk_position=to_device(position, device),
         first_chunk=to_device(first, device),
         done=torch.zeros(lengths.size, dtype=torch.int64, device=device),
         chunks=len(segment),
-        segments=int(lengths.size),
-        aligned=is_aligned(pointers),
+        addresses=Addresses(device),
     )
-    _tables.keep(key, table)
-    return table
+    _works.keep(key, work)
+    return work
 
 
 def dots(lists: Sequence[Sequence[Tensor]], pairs: Sequence[tuple[int, int]], segments: Sequence[int]) -> Tensor:
@@ -309,18 +326,19 @@ def _launch_dots(
     lists: Sequence[Sequence[Tensor]], segments: Sequence[int], pairs: Sequence[tuple[int, int]]
 ) -> Tensor:
     device = lists[0][0].device
-    table = _table(lists, segments, device)
+    work = _work(lists, segments, device)
+    pointers, is_all_aligned = work.pointers(lists)
     bits = [j * (j + 1) // 2 + i for i, j in pairs]
     want = sorted(set(bits))
     types = [TYPES[one[0].dtype] for one in lists] + [tl.float32] * (_MOST_LISTS - len(lists))
-    partial = torch.empty(table.chunks, len(want), dtype=torch.float64, device=device)
-    out = torch.empty(table.segments, len(want), dtype=torch.float64, device=device)
+    partial = torch.empty(work.chunks, len(want), dtype=torch.float64, device=device)
+    out = torch.empty(work.segments, len(want), dtype=torch.float64, device=device)
     with on(device):
-        _dots_kernel[(table.chunks,)](
-            table.pointers, table.lengths, table.chunk_segment, table.chunk_position, table.first_chunk,
-            partial, table.done, out, table.segments, *types,
+        _dots_kernel[(work.chunks,)](
+            pointers, work.lengths, work.chunk_segment, work.chunk_position, work.first_chunk,
+            partial, work.done, out, work.segments, *types,
             LISTS=len(lists), WANT=sum(1 << b for b in want), COLUMNS=len(want),
-            ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024 if len(lists) <= 2 else 512, num_warps=4,
+            ALIGNED=is_all_aligned, CHUNK=CHUNK, BLOCK=1024 if len(lists) <= 2 else 512, num_warps=4,
         )  # fmt: skip
     order = [want.index(b) for b in bits]
     # Columns rather than an index, which would be uploaded and synchronize.
@@ -343,14 +361,15 @@ def combine_(x: Sequence[Tensor], y: Sequence[Tensor], a: Tensor, b: Tensor, seg
         y = [like(yi, xi) for xi, yi in zip(x, y, strict=True)]
     kinds = by_type([x, y])
     for (tx, ty), members in kinds.items():
-        if len(kinds) == 1:
-            table, a_s, b_s = _table([x, y], segments, device), a, b
-        else:
+        lists, counts, a_s, b_s = [x, y], segments, a, b
+        if len(kinds) > 1:
             rows = _rows(members, segments, device)
             lists = [[x[i] for i in members], [y[i] for i in members]]
-            table, a_s, b_s = _table(lists, [segments[i] for i in members], device), a[rows], b[rows]
+            counts, a_s, b_s = [segments[i] for i in members], a[rows], b[rows]
+        work = _work(lists, counts, device)
+        pointers, is_all_aligned = work.pointers(lists)
         with on(device):
-            _combine_kernel[(table.chunks,)](
-                table.pointers, table.lengths, table.chunk_segment, table.chunk_position, a_s, b_s, table.segments,
-                TYPES[tx], TYPES[ty], ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
+            _combine_kernel[(work.chunks,)](
+                pointers, work.lengths, work.chunk_segment, work.chunk_position, a_s, b_s, work.segments,
+                TYPES[tx], TYPES[ty], ALIGNED=is_all_aligned, CHUNK=CHUNK, BLOCK=1024, num_warps=4,
             )  # fmt: skip
