@@ -39,7 +39,7 @@ _SMALL_IMAGES = Schedule(epochs=5, passes=12, batch=32, cuts=(), cosine=True)
 _SMALL_TEXT = Schedule(epochs=4, drawn=75, batch=16, cuts=(), cosine=True)
 _SMOKE_IMAGES = Schedule(epochs=2, passes=2, batch=32, cuts=(), cosine=True)
 _SMOKE_TEXT = Schedule(epochs=2, drawn=15, batch=8, cuts=(), cosine=True)
-_FULL_TEXT = Schedule(epochs=20, drawn=250, batch=64, cuts=(), cosine=True)
+_FULL_TEXT = Schedule(epochs=10, drawn=250, batch=64, cuts=(), cosine=True)
 _SMOKE_CNN = Task("cosine-digits-cnn", _DIGITS, "digits-cnn", schedule=_SMOKE_IMAGES, test_loss=True)
 _MADE_SIZE = (("vocab", 22), ("context", 16), ("width", 16), ("depth", 1), ("heads", 2), ("tied", True))
 
