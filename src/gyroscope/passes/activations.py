@@ -203,8 +203,8 @@ class ActivationProbe:
             self._settle()
             if x is not None and (node is None or role not in self._seen):
                 self._seen |= {role} if node is None else set()
-                if args and (fed := _fed(args[0])) is not None:
-                    self._inputs[role].append(fed)
+                if args:
+                    self._feed(role, args[0])
                 layout = Layout.of(self.layers[role], x)
                 seen = self._look(x, layout, self.threshold) if self._expected[role] == "own" else None
                 self._pending = _Pending(role, layout, "own", seen, weakref.ref(x))
@@ -215,6 +215,10 @@ class ActivationProbe:
             elif args and last.output() is args[0]:
                 seen = self._look(x, last.layout, self.threshold) if self._expected[last.layer] != "rectifier" else None
                 self._pending = replace(last, source="norm", seen=seen, output=weakref.ref(x))
+
+    def _feed(self, layer: int, x: Any) -> None:
+        if (fed := _fed(x)) is not None:
+            self._inputs[layer].append(fed)
 
     def _look(self, x: Tensor, layout: Layout, threshold: float) -> _Look:
         x, axis, positions = layout.place(x.detach())
