@@ -269,7 +269,7 @@ def _scaled(matrices: Sequence[Tensor], *, owned: bool = False) -> tuple[Tensor,
     if owned and len(matrices) == 1:
         stack = matrices[0].detach()[None]
     else:
-        stack = _stack([m.detach() for m in matrices])
+        stack = _stack(matrices).detach()
     stack = stack.to("cpu" if stack.device.type == "mps" else stack.device, torch.float64)
     scale = power_of_two(magnitudes(stack))[:, None]
     return stack.div_(scale[..., None]).nan_to_num_(0.0, 0.0, 0.0), scale

@@ -7,6 +7,7 @@ are kept, A ∈ ℝ^{d×R}: AAᵀ and AᵀA have the same eigenvalues apart from
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -152,7 +153,7 @@ class Factor:
 
     def add(self, a: Tensor) -> None:
         """Add samples, the columns of A given as [d, ...]."""
-        if not self._begin(a, a.shape[0], a[0].numel()):
+        if not self._begin(a, a.shape[0], math.prod(a.shape[1:])):
             # A copy, because the tensor may be overwritten before the pass is over, such as a reused input buffer.
             flat = a.reshape(a.shape[0], -1)
             self._held_open.append(flat.clone() if flat.data_ptr() == a.data_ptr() else flat)

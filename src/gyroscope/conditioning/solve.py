@@ -29,11 +29,9 @@ from gyroscope.vectors.layout import any_sharded, is_sharded
 
 Array = npt.NDArray[np.float64]
 
-# Factors waiting to be decomposed may raise the memory in use on a GPU by this many bytes since the first one arrived:
-# small ones wait for each other, and large ones as long as the backward pass frees more than they take.
+# The bytes that factors may hold while they wait to be decomposed. On a GPU they may hold more, as long as the memory in
+# use has not risen by this many bytes since the first one arrived: the backward pass may free more than they take.
 _WAITING = 2**25
-# On other devices, the bytes they may hold in all.
-_WAITING_ELSE = 2**25
 # Elements that are copied to float64 at a time; a CPU loses nothing by fewer.
 _PART, _PART_ON_CPU = 2**22, 2**20
 
@@ -145,11 +143,9 @@ class _Weights:
         parts: list[tuple[int, int | None]] = []
         for use in uses:
             weight, gradient = layers[use.position].parameter.detach(), gradients.get(use.position)
-            rows = slice(None) if use.rows is None else use.rows
             parts.append((len(whole), None if gradient is None else len(whole) + 1))
-            whole.append(weight[rows])
-            if gradient is not None:
-                whole.append(gradient[rows])
+            both = [weight] if gradient is None else [weight, gradient]
+            whole += both if use.rows is None else [one[use.rows] for one in both]
         squares = dots({"ww": (whole, whole)})[:, 0]
         if any_sharded(whole):
             # One at a time: together they would put the whole model on every rank.
@@ -248,7 +244,8 @@ def _scales(same: Sequence[Tensor], axis: int, long: int, width: int) -> Tensor 
 
 
 def _part(same: Sequence[Tensor], axis: int, at: int, width: int) -> Tensor:
-    return torch.stack([m.narrow(axis, at, min(width, m.shape[axis] - at)) for m in same]).to(torch.float64)
+    some = same if width >= same[0].shape[axis] else [m.narrow(axis, at, min(width, m.shape[axis] - at)) for m in same]
+    return torch.stack(list(some)).to(torch.float64)
 
 
 class Spectrometer:
@@ -273,17 +270,16 @@ class Spectrometer:
 
     def take(self, factor: Factor) -> None:
         """Accept a complete factor, whose memory may be released."""
+        if not self._waiting and self._at_first is None and (device := factor.device) is not None:
+            self._at_first = _in_use(device)
         self._waiting.append(factor)
         self._bytes += factor.bytes
-        if self._is_too_much(factor.device):
+        if self._bytes > _WAITING and self._is_too_much(factor.device):
             self._decompose([])
 
     def _is_too_much(self, device: torch.device | None) -> bool:
-        if device is None or device.type != "cuda":
-            return self._bytes > _WAITING_ELSE
-        in_use = torch.cuda.memory_allocated(device)
-        self._at_first = in_use if self._at_first is None else self._at_first
-        return in_use > self._at_first + _WAITING
+        # Asking a GPU for the memory in use takes longer than most kernels.
+        return device is None or device.type != "cuda" or _in_use(device) > (self._at_first or 0) + _WAITING
 
     def finish(self, others: Sequence[Tensor | Product] = ()) -> Tensor:
         """Bring the spectra of all factors to the host, and return λmax of other matrices."""
@@ -325,6 +321,10 @@ class Spectrometer:
     ) -> None:
         for factor, (matrix, times), found in zip(factors, taken, values, strict=True):
             self._found.append((factor, found, times, zero_below(factor, matrix.dtype)))
+
+
+def _in_use(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def zero_below(factor: Factor, dtype: torch.dtype) -> float:

@@ -13,7 +13,7 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, cast
 
@@ -72,7 +72,8 @@ def unavailable(model: nn.Module) -> str | None:
     for path, module in model.named_modules():
         what = f"the module {path.removeprefix('_orig_mod.')!r}" if path else "the model"
         # Lightning unwraps a compiled module, and keeps in `_compiler_ctx` what it needs to call its compiled methods.
-        in_place = any(getattr(module, name, None) is not None for name in ("_compiled_call_impl", "_compiler_ctx"))
+        own = vars(module)
+        in_place = any(own.get(name) is not None for name in ("_compiled_call_impl", "_compiler_ctx"))
         if type(module).__name__ == "OptimizedModule" or in_place:
             return f"{what} is compiled, so temporary hooks do not see its activations"
         if isinstance(module, torch.jit.ScriptModule):
@@ -211,10 +212,11 @@ class ActivationProbe:
         elif x is not None and (last := self._pending) is not None:
             if role == "rectifier":
                 self._pending = None
-                self._count(replace(last, source=role, seen=self._look(x, last.layout, _activity_threshold(module))))
+                seen = self._look(x, last.layout, _activity_threshold(module))
+                self._count(_Pending(last.layer, last.layout, role, seen, last.output))
             elif args and last.output() is args[0]:
                 seen = self._look(x, last.layout, self.threshold) if self._expected[last.layer] != "rectifier" else None
-                self._pending = replace(last, source="norm", seen=seen, output=weakref.ref(x))
+                self._pending = _Pending(last.layer, last.layout, "norm", seen, weakref.ref(x))
 
     def _feed(self, layer: int, x: Any) -> None:
         if (fed := _fed(x)) is not None:
