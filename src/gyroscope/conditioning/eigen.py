@@ -164,7 +164,7 @@ def _in_order(chunks: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
     at = {i: place for place, i in enumerate(i for indices, _ in chunks for i in indices)}
     device = next(values.device for indices, values in chunks if 0 in indices)
     order = torch.tensor([at[i] for i in range(len(at))])
-    return torch.cat([values.to(device) for _, values in chunks])[order.to(device)]
+    return torch.cat([values.to(device) for _, values in chunks])[order.to(device, non_blocking=True)]
 
 
 def side_by_side(work: Callable[[Given], Found], parts: Sequence[Given]) -> list[Found]:

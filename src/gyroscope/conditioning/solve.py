@@ -29,8 +29,8 @@ from gyroscope.vectors.layout import any_sharded, is_sharded
 
 Array = npt.NDArray[np.float64]
 
-# The bytes that factors may hold while they wait to be decomposed. On a GPU they may hold more, as long as the memory in
-# use has not risen by this many bytes since the first one arrived: the backward pass may free more than they take.
+# The bytes that factors may hold while they wait to be decomposed. On a GPU they may hold more, as long as the memory
+# in use has not risen by this many bytes since the first one arrived: the backward pass may free more than they take.
 _WAITING = 2**25
 # Elements that are copied to float64 at a time; a CPU loses nothing by fewer.
 _PART, _PART_ON_CPU = 2**22, 2**20
@@ -264,22 +264,20 @@ class Spectrometer:
         self.full = full
         self._waiting: list[Factor] = []
         self._bytes = 0
-        self._at_first: int | None = None
+        self._most: int | None = None  # bytes in use on a GPU
         self._found: list[tuple[Factor, Tensor, float, float]] = []
         self._spectra: dict[int, Spectrum] = {}
 
     def take(self, factor: Factor) -> None:
         """Accept a complete factor, whose memory may be released."""
-        if not self._waiting and self._at_first is None and (device := factor.device) is not None:
-            self._at_first = _in_use(device)
         self._waiting.append(factor)
         self._bytes += factor.bytes
-        if self._bytes > _WAITING and self._is_too_much(factor.device):
+        device = factor.device
+        if self._most is None and device is not None and device.type == "cuda":
+            self._most = torch.cuda.memory_allocated(device) + _WAITING
+        # A GPU is asked only if factors are large, because its answer takes longer than most kernels.
+        if self._bytes > _WAITING and (self._most is None or torch.cuda.memory_allocated(device) > self._most):
             self._decompose([])
-
-    def _is_too_much(self, device: torch.device | None) -> bool:
-        # Asking a GPU for the memory in use takes longer than most kernels.
-        return device is None or device.type != "cuda" or _in_use(device) > (self._at_first or 0) + _WAITING
 
     def finish(self, others: Sequence[Tensor | Product] = ()) -> Tensor:
         """Bring the spectra of all factors to the host, and return λmax of other matrices."""
@@ -321,10 +319,6 @@ class Spectrometer:
     ) -> None:
         for factor, (matrix, times), found in zip(factors, taken, values, strict=True):
             self._found.append((factor, found, times, zero_below(factor, matrix.dtype)))
-
-
-def _in_use(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def zero_below(factor: Factor, dtype: torch.dtype) -> float:
