@@ -28,13 +28,14 @@ Found = TypeVar("Found")
 _STACK, _STACK_ON_CPU = 2**24, 2**19
 # Up to this size, decomposing a matrix on a CPU takes no longer than Lanczos iteration for λmax alone.
 _DIRECT = 192
-# Up to this size, repeated squaring takes a GPU less time than launching the many kernels of Lanczos iteration. Up to
-# the smaller one, matrices of all sizes are squared together, filled up with zeros.
-_SQUARED, _FILLED = 512, 128
+# Up to this size, and this sum of d³ over a stack, repeated squaring takes a GPU less time than launching the many
+# kernels of a Krylov space. Up to the smaller size, matrices of all sizes are squared together, filled up with zeros.
+_SQUARED, _WORK, _FILLED = 512, 2**32, 128
 # Up to this size, squaring is used if a Krylov space has not reached λmax.
 _SQUARED_AFTER_ALL = 2048
-# Squarings before a Krylov space is tried: a GPU multiplies matrices fast compared with launching kernels.
-_SQUARINGS = 3
+# Squarings before a Krylov space is tried, and before it is tried again for matrices whose λmax it has not reached: a
+# GPU multiplies matrices fast compared with launching kernels.
+_SQUARINGS, _MORE_SQUARINGS = 1, 3
 # The residual, relative to λmax. Eigenvalues within a few times this distance of λmax may be taken for it.
 _RESIDUAL = 1e-8
 
@@ -228,10 +229,13 @@ def _largest(stack: Tensor) -> Tensor:
         return stack.new_zeros(len(stack))
     if d <= _DIRECT and not cuda:
         return eigvalsh(stack)[:, -1]
-    if cuda and d <= _SQUARED:
+    if cuda and d <= _SQUARED and len(stack) * d**3 <= _WORK:
         return largest_by_squaring(stack)
     value, reached = krylov(stack, residual=_RESIDUAL) if cuda else lanczos(stack, residual=_RESIDUAL)[:2]
     slow = torch.nonzero(~reached)[:, 0]
+    if cuda and len(slow):
+        value[slow], again = krylov(stack[slow], residual=_RESIDUAL, squarings=_MORE_SQUARINGS)
+        slow = slow[~again]
     if cuda and len(slow) and d <= _SQUARED_AFTER_ALL:
         value[slow] = largest_by_squaring(stack[slow])
         return value
