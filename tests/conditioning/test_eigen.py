@@ -127,6 +127,26 @@ def test_the_largest_eigenvalues_of_many_are_found_together_and_in_order(device:
     np.testing.assert_allclose(largest([m.to(device) for m in given]).cpu(), expected, rtol=1e-6)
 
 
+def test_matrices_that_are_filled_up_with_zeros_have_the_same_largest_eigenvalue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = [covariance(d, 2 * d + 1, d) for d in (16, 3, 0, 64, 1, 3, 100)]
+    given[4] *= torch.nan
+    before = [m.clone() for m in given]
+    monkeypatch.setattr(eigen, "_filled", lambda size, device: max(size, 64))
+    monkeypatch.setattr(eigen, "_largest", eigen.largest_by_squaring)
+    expected = [torch.nan if i == 4 else oracle(m) if len(m) else 0.0 for i, m in enumerate(given)]
+    assert largest(given, owned=True).tolist() == pytest.approx(expected, rel=1e-6, nan_ok=True)
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(given, before, strict=True))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_only_gpus_with_slow_float64_do_not_form_products(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eigen, "has_fast_double", lambda device: fast)
+    assert Product.suits(2048, 4096, torch.device("cuda")) is not fast
+    assert Product.suits(2048, 4096, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 40, 64, 257, 500])
 @pytest.mark.parametrize("samples", [1, 10, 1000])
 def test_lanczos_reaches_the_largest_eigenvalue_at_every_size(d: int, samples: int) -> None:

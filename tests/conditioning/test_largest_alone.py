@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 import gyroscope
 from gyroscope.conditioning import eigen, solve
 from gyroscope.conditioning.factors import Factor
+from gyroscope.passes import activations
 
 NUMBERS = ("lambda_x", "lambda_g", "lambda_f", "weight_spectral", "gradient_spectral", "domination")
 
@@ -106,6 +107,15 @@ def test_gradients_whose_squares_leave_the_range_of_float32_do_no_harm(scale: fl
         assert [getattr(other, n) for n in NUMBERS] == pytest.approx(
             [getattr(one, n) for n in NUMBERS], rel=1e-6, abs=0
         )
+
+
+def test_units_are_counted_without_a_pass_over_what_enters_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(x: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(activations, "_fed", never)
+    found = gyroscope.condition(mlp(), cross_entropy, (torch.randn(20, 300), torch.randint(5, (20,))), p=())
+    assert all(entry.dying is not None for entry in found.entries)
 
 
 def test_large_factors_and_weights_are_not_formed_and_small_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,9 +156,9 @@ class Capture:
         name, key = name + part, (position, kind + part + " transposed" * transposed)
         if key not in self.uses:
             # A weight that is used both ways, as in a tied autoencoder, has two uses with different dimensions.
-            taken = any(use.name == name for use in self.uses.values())
+            taken = transposed and any(use.name == name for use in self.uses.values())
             self.uses[key] = Use(
-                f"{name} (transposed)" if taken and transposed else name,
+                f"{name} (transposed)" if taken else name,
                 kind,
                 position,
                 rows,

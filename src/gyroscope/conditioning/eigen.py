@@ -7,6 +7,7 @@ All eigenvalues come from `torch.linalg.eigvalsh` (`eigvalsh`). The largest alon
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gyroscope.vectors.eager import power_of_two
+from gyroscope.vectors.eager import accumulator, power_of_two
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
@@ -25,14 +26,16 @@ Found = TypeVar("Found")
 # Matrices are stacked up to this many elements: an eighth of a gigabyte in float64. A CPU gains nothing from large
 # stacks.
 _STACK, _STACK_ON_CPU = 2**24, 2**19
-# Up to this size, decomposing a matrix takes no longer than Lanczos iteration for λmax alone.
-_DIRECT = {"cpu": 192, "cuda": 32}
-# Up to this size, repeated squaring takes a GPU less time than launching the many kernels of Lanczos iteration.
-_SQUARED = 512
+# Up to this size, decomposing a matrix on a CPU takes no longer than Lanczos iteration for λmax alone.
+_DIRECT = 192
+# Up to this size, and this sum of d³ over a stack, repeated squaring takes a GPU less time than launching the many
+# kernels of a Krylov space. Up to the smaller size, matrices of all sizes are squared together, filled up with zeros.
+_SQUARED, _WORK, _FILLED = 512, 2**32, 128
 # Up to this size, squaring is used if a Krylov space has not reached λmax.
 _SQUARED_AFTER_ALL = 2048
-# Squarings before a Krylov space is tried: a GPU multiplies matrices fast compared with launching kernels.
-_SQUARINGS = 3
+# Squarings before a Krylov space is tried, and before it is tried again for matrices whose λmax it has not reached: a
+# GPU multiplies matrices fast compared with launching kernels.
+_SQUARINGS, _MORE_SQUARINGS = 1, 3
 # The residual, relative to λmax. Eigenvalues within a few times this distance of λmax may be taken for it.
 _RESIDUAL = 1e-8
 
@@ -50,17 +53,30 @@ _POLISH = 4
 # the matrix is faster.
 _LOOKS = {"cpu": (8, 10, 12, 15, 19, 24, 30, 38, 48, 60, 75, 94, 118, 148), "cuda": (16, 32, 64, 148)}
 # AAᵀ is not formed for its λmax if A has more rows than this, and at most so many times as many columns or so many
-# elements: 16 megabytes in float32, which stay in a cache.
+# elements: 16 megabytes in float32, which stay in a cache. A GPU with fast float64 forms all of them.
 _UNFORMED = {"cpu": 192, "cuda": 1024}
 _COLUMNS, _ELEMENTS = 8, 2**22
 # The residual in float32, relative to λmax, and the one that is accepted when it is computed in float64.
 _RESIDUAL_32, _ACCEPTED_32 = 1e-6, 1e-5
 
-# Squarings of `largest_by_squaring`.
-_TIMES_SQUARED = 22
-# Squarings between two divisions by the trace, which also follow the last one. In between the trace falls to
-# d^−(2^every − 1) at the least.
-_EVERY = 3
+# Squarings of `largest_by_squaring` that are followed by a division by the trace: the last two, and so many before that
+# the trace, which falls to d^−(2^k − 1) at the least in k squarings, stays in the range of float64.
+_DIVIDED = (5, 10, 15, 21, 22)
+
+# Compute capabilities whose float64 throughput is at least half their float32 throughput.
+_FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
+
+
+@cache
+def has_fast_double(device: torch.device) -> bool:
+    """Return True if products in float64 take at most about twice as long as in float32.
+
+    >>> has_fast_double(torch.device("cpu"))
+    True
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) in _FAST_DOUBLE
+    return accumulator(device) is torch.float64
 
 
 def eigenvalues(matrices: Sequence[Tensor], *, owned: bool = False) -> list[Tensor]:
@@ -102,6 +118,8 @@ class Product:
     @staticmethod
     def suits(rows: int, columns: int, device: torch.device) -> bool:
         """Return True if λmax of the smaller one of AAᵀ and AᵀA is found faster than the matrix is formed."""
+        if device.type == "cuda" and has_fast_double(device):
+            return False
         short, long = sorted((rows, columns))
         return short > _UNFORMED.get(device.type, long) and long <= max(_COLUMNS * short, _ELEMENTS // short)
 
@@ -116,7 +134,7 @@ def largest(matrices: Sequence[Tensor | Product], *, owned: bool = False) -> Ten
     >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
     tensor([1., 3.], dtype=torch.float64)
     """
-    found: dict[int, Tensor] = {}
+    chunks: list[tuple[Sequence[int], Tensor]] = []
     formed = {i: matrix for i, matrix in enumerate(matrices) if isinstance(matrix, Tensor)}
     groups = _of_one_shape({i: matrix.a for i, matrix in enumerate(matrices) if isinstance(matrix, Product)})
     parts = [[a.detach() for a in some.values()] for some in groups]
@@ -124,23 +142,30 @@ def largest(matrices: Sequence[Tensor | Product], *, owned: bool = False) -> Ten
     on_cpu = all(a.device.type == "cpu" for some in parts for a in some)
     solved = side_by_side(_largest_products, parts) if on_cpu else [_largest_products(part) for part in parts]
     for some, (value, reached) in zip(groups, solved, strict=True):
-        found.update(zip(some, value, strict=True))
+        chunks.append((list(some), value))
         slow = [i for i, enough in zip(some, reached.tolist(), strict=True) if not enough]
         formed |= {i: _formed(some[i]) for i in slow}
-    places, left = list(formed), []
-    for group in alike([(len(m), m.device) for m in formed.values()]):
+    places = sorted(formed, key=lambda i: len(formed[i]))
+    for group in alike([(_filled(len(formed[i]), formed[i].device), formed[i].device) for i in places]):
         indices = [places[i] for i in group]
-        first = formed[indices[0]]
-        if len(first) <= _DIRECT.get(first.device.type, _DIRECT["cpu"]):
-            left += indices
-            continue
         stack, scale = _scaled([formed[i] for i in indices], owned=owned)
-        found.update(zip(indices, _largest(stack) * scale[:, 0], strict=True))
-    decomposed = eigenvalues([formed[i] for i in left], owned=owned)
-    found.update((i, v[0] if len(v) else v.new_zeros(())) for i, v in zip(left, decomposed, strict=True))
-    if not found:
+        chunks.append((indices, _largest(stack) * scale[:, 0]))
+    return _in_order(chunks)
+
+
+def _filled(size: int, device: torch.device) -> int:
+    """Return the size of the matrices that one of this size is stacked with, or a larger one."""
+    return max(size, _FILLED) if device.type == "cuda" else size
+
+
+def _in_order(chunks: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
+    """Return the values by index, on the device of the first; those of later chunks replace earlier ones."""
+    if not chunks:
         return torch.zeros(0, dtype=torch.float64)
-    return torch.stack([found[i].to(found[0].device) for i in range(len(matrices))])
+    at = {i: place for place, i in enumerate(i for indices, _ in chunks for i in indices)}
+    device = next(values.device for indices, values in chunks if 0 in indices)
+    order = torch.tensor([at[i] for i in range(len(at))])
+    return torch.cat([values.to(device) for _, values in chunks])[order.to(device, non_blocking=True)]
 
 
 def side_by_side(work: Callable[[Given], Found], parts: Sequence[Given]) -> list[Found]:
@@ -200,10 +225,17 @@ def _formed(a: Tensor) -> Tensor:
 def _largest(stack: Tensor) -> Tensor:
     """Return λmax of matrices [b, d, d] that are scaled to elements near 1, as [b]."""
     d, cuda = stack.shape[-1], stack.device.type == "cuda"
-    if cuda and d <= _SQUARED:
+    if d == 0:
+        return stack.new_zeros(len(stack))
+    if d <= _DIRECT and not cuda:
+        return eigvalsh(stack)[:, -1]
+    if cuda and d <= _SQUARED and len(stack) * d**3 <= _WORK:
         return largest_by_squaring(stack)
     value, reached = krylov(stack, residual=_RESIDUAL) if cuda else lanczos(stack, residual=_RESIDUAL)[:2]
     slow = torch.nonzero(~reached)[:, 0]
+    if cuda and len(slow):
+        value[slow], again = krylov(stack[slow], residual=_RESIDUAL, squarings=_MORE_SQUARINGS)
+        slow = slow[~again]
     if cuda and len(slow) and d <= _SQUARED_AFTER_ALL:
         value[slow] = largest_by_squaring(stack[slow])
         return value
@@ -241,10 +273,22 @@ def _scaled(matrices: Sequence[Tensor], *, owned: bool = False) -> tuple[Tensor,
     if owned and len(matrices) == 1:
         stack = matrices[0].detach()[None]
     else:
-        stack = torch.stack([m.detach() for m in matrices])
+        stack = _stack(matrices).detach()
     stack = stack.to("cpu" if stack.device.type == "mps" else stack.device, torch.float64)
     scale = power_of_two(magnitudes(stack))[:, None]
     return stack.div_(scale[..., None]).nan_to_num_(0.0, 0.0, 0.0), scale
+
+
+def _stack(matrices: Sequence[Tensor]) -> Tensor:
+    """Return matrices in ascending order of size as a stack; smaller ones are filled up with zeros."""
+    sizes = [len(m) for m in matrices]
+    if sizes[0] == sizes[-1]:
+        return torch.stack(list(matrices))
+    stack = matrices[-1].new_zeros(len(sizes), sizes[-1], sizes[-1])
+    for size in sorted(set(sizes)):
+        same = slice(bisect_left(sizes, size), bisect_right(sizes, size))
+        stack[same, :size, :size] = torch.stack(list(matrices[same]))
+    return stack
 
 
 def magnitudes(stack: Tensor) -> Tensor:
@@ -448,9 +492,9 @@ def largest_by_squaring(stack: Tensor) -> Tensor:
     """
     traces = [_trace(stack)]
     power = stack / traces[0][:, None, None]
-    for k in range(1, _TIMES_SQUARED + 1):
+    for k in range(1, _DIVIDED[-1] + 1):
         power = torch.bmm(power, power)
-        if k % _EVERY == 0 or k == _TIMES_SQUARED:
+        if k in _DIVIDED:
             traces.append(_trace(power))
             power = power.div_(traces[-1][:, None, None])
     logarithms = torch.stack(traces).log()
@@ -461,7 +505,7 @@ def largest_by_squaring(stack: Tensor) -> Tensor:
 @cache
 def _shares(dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the weight of each trace. Cached, because a CUDA graph cannot hold the copy to its device."""
-    shares = [2.0**-k for k in range(0, _TIMES_SQUARED, _EVERY)] + [2.0**-_TIMES_SQUARED]
+    shares = [2.0**-k for k in (0, *_DIVIDED)]
     # The last trace adds ln(tr A^2n)/2n − ln(tr A^n)/n; counted twice, it leaves ln(tr A^2n/tr A^n)/n.
     shares[-1] *= 2
     return torch.tensor(shares, dtype=dtype, device=device)

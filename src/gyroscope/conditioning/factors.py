@@ -7,13 +7,13 @@ are kept, A ∈ ℝ^{d×R}: AAᵀ and AᵀA have the same eigenvalues apart from
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from gyroscope.conditioning.eigen import Product
+from gyroscope.conditioning.eigen import Product, has_fast_double
 from gyroscope.vectors.eager import accumulator
 
 # Elements of an operand that are converted to float64 at once; on a CPU fewer cost nothing.
@@ -22,20 +22,14 @@ _AT_ONCE, _AT_ONCE_ON_CPU = 2**23, 2**20
 # Rows of A from which only the upper triangle of AAᵀ is computed, in blocks; a GPU needs larger ones.
 _BLOCK, _BLOCK_ON_CPU = 512, 128
 
-# Compute capabilities whose float64 throughput is at least half their float32 throughput.
-_FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 
-
-@lru_cache(maxsize=64)
 def accumulated_in(device: torch.device) -> torch.dtype:
     """Return the dtype that outer products are accumulated in: float64 unless it is slow on the device.
 
     >>> accumulated_in(torch.device("cpu"))
     torch.float64
     """
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) not in _FAST_DOUBLE:
-        return torch.float32
-    return accumulator(device)
+    return torch.float64 if has_fast_double(device) else torch.float32
 
 
 def add_gram_(out: Tensor, a: Tensor) -> Tensor:
@@ -159,7 +153,7 @@ class Factor:
 
     def add(self, a: Tensor) -> None:
         """Add samples, the columns of A given as [d, ...]."""
-        if not self._begin(a, a.shape[0], a[0].numel()):
+        if not self._begin(a, a.shape[0], math.prod(a.shape[1:])):
             # A copy, because the tensor may be overwritten before the pass is over, such as a reused input buffer.
             flat = a.reshape(a.shape[0], -1)
             self._held_open.append(flat.clone() if flat.data_ptr() == a.data_ptr() else flat)

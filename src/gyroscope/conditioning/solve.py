@@ -29,11 +29,9 @@ from gyroscope.vectors.layout import any_sharded, is_sharded
 
 Array = npt.NDArray[np.float64]
 
-# Factors waiting to be decomposed may raise the memory in use on a GPU by this many bytes since the first one arrived:
-# small ones wait for each other, and large ones as long as the backward pass frees more than they take.
+# The bytes that factors may hold while they wait to be decomposed. On a GPU they may hold more, as long as the memory
+# in use has not risen by this many bytes since the first one arrived: the backward pass may free more than they take.
 _WAITING = 2**25
-# On other devices, the bytes they may hold in all.
-_WAITING_ELSE = 2**25
 # Elements that are copied to float64 at a time; a CPU loses nothing by fewer.
 _PART, _PART_ON_CPU = 2**22, 2**20
 
@@ -145,11 +143,9 @@ class _Weights:
         parts: list[tuple[int, int | None]] = []
         for use in uses:
             weight, gradient = layers[use.position].parameter.detach(), gradients.get(use.position)
-            rows = slice(None) if use.rows is None else use.rows
             parts.append((len(whole), None if gradient is None else len(whole) + 1))
-            whole.append(weight[rows])
-            if gradient is not None:
-                whole.append(gradient[rows])
+            both = [weight] if gradient is None else [weight, gradient]
+            whole += both if use.rows is None else [one[use.rows] for one in both]
         squares = dots({"ww": (whole, whole)})[:, 0]
         if any_sharded(whole):
             # One at a time: together they would put the whole model on every rank.
@@ -248,7 +244,8 @@ def _scales(same: Sequence[Tensor], axis: int, long: int, width: int) -> Tensor 
 
 
 def _part(same: Sequence[Tensor], axis: int, at: int, width: int) -> Tensor:
-    return torch.stack([m.narrow(axis, at, min(width, m.shape[axis] - at)) for m in same]).to(torch.float64)
+    some = same if width >= same[0].shape[axis] else [m.narrow(axis, at, min(width, m.shape[axis] - at)) for m in same]
+    return torch.stack(list(some)).to(torch.float64)
 
 
 class Spectrometer:
@@ -267,7 +264,7 @@ class Spectrometer:
         self.full = full
         self._waiting: list[Factor] = []
         self._bytes = 0
-        self._at_first: int | None = None
+        self._most: int | None = None  # bytes in use on a GPU
         self._found: list[tuple[Factor, Tensor, float, float]] = []
         self._spectra: dict[int, Spectrum] = {}
 
@@ -275,15 +272,12 @@ class Spectrometer:
         """Accept a complete factor, whose memory may be released."""
         self._waiting.append(factor)
         self._bytes += factor.bytes
-        if self._is_too_much(factor.device):
+        device = factor.device
+        if self._most is None and device is not None and device.type == "cuda":
+            self._most = torch.cuda.memory_allocated(device) + _WAITING
+        # A GPU is asked only if factors are large, because its answer takes longer than most kernels.
+        if self._bytes > _WAITING and (self._most is None or torch.cuda.memory_allocated(device) > self._most):
             self._decompose([])
-
-    def _is_too_much(self, device: torch.device | None) -> bool:
-        if device is None or device.type != "cuda":
-            return self._bytes > _WAITING_ELSE
-        in_use = torch.cuda.memory_allocated(device)
-        self._at_first = in_use if self._at_first is None else self._at_first
-        return in_use > self._at_first + _WAITING
 
     def finish(self, others: Sequence[Tensor | Product] = ()) -> Tensor:
         """Bring the spectra of all factors to the host, and return λmax of other matrices."""

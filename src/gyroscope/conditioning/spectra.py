@@ -152,7 +152,7 @@ def spectra_of(
         held[v.device].append(i)
     host: list[npt.NDArray[np.float64]] = [np.zeros(0)] * len(values)
     for indices in held.values():
-        flat = torch.cat([values[i].detach().reshape(-1) for i in indices]).cpu().to(torch.float64).numpy()
+        flat = torch.cat([values[i] for i in indices]).detach().cpu().to(torch.float64).numpy()
         parts = np.split(flat, np.cumsum([values[i].numel() for i in indices])[:-1])
         for i, part in zip(indices, parts, strict=True):
             host[i] = part

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from gyroscope.layers.layer import Layer
 from gyroscope.passes.activations import ActivationProbe, Layout
-
-# More units than this are counted on their device.
-_COUNTED_THERE = 2**21
 
 Extremes = tuple[Tensor, Tensor]  # the smallest and the largest activation of each unit, minus the threshold
 
@@ -56,6 +51,9 @@ class Units(ActivationProbe):
         super().reset()
         self._extremes = [{} for _ in self.layers]
 
+    def _feed(self, layer: int, x: Any) -> None:
+        pass  # what enters the layers is not asked for, and takes several passes over all activations
+
     def _look(self, x: Tensor, layout: Layout, threshold: float) -> Any:
         # Not evaluated yet: a normalizer or a rectifier may follow. The graph keeps the tensor anyway, and in-place
         # operations before the next layer, such as `relu_`, count.
@@ -94,24 +92,19 @@ class Units(ActivationProbe):
         for i, extremes in seen:
             by_device[extremes[0].device].append((i, extremes))
         for some in by_device.values():
-            # Full: the smallest is above the threshold. Alive: the largest is. Many units are counted on their device.
-            here = sum(len(low) for _, (low, _) in some) > _COUNTED_THERE
-            counts = _counted(some) if here else _counted_on_the_host(some)
+            counts = _counted([extremes for _, extremes in some])
             for (i, (low, _)), (alive, full) in zip(some, counts, strict=True):
                 both = found.get(i, (0, 0, 0))
                 found[i] = both[0] + len(low), both[1] + alive, both[2] + full
         return {i: (1 - alive / n, full / n) for i, (n, alive, full) in found.items()}
 
 
-def _counted(some: Sequence[tuple[int, Extremes]]) -> list[list[int]]:
-    counts = [torch.stack([(high > 0).sum(), (low > 0).sum()]) for _, (low, high) in some]
-    found: list[list[int]] = torch.stack(counts).tolist()
+def _counted(some: Sequence[Extremes]) -> list[list[int]]:
+    """Return the numbers of units that are alive (their largest is above the threshold), and full (their smallest)."""
+    lengths = torch.tensor([len(low) for low, _ in some])
+    above = torch.cat([*(high for _, high in some), *(low for low, _ in some)]) > 0
+    # Differences of one running sum: a sum for each layer would take several kernels each.
+    ends = torch.cat([lengths, lengths]).cumsum(0).sub_(1)
+    sums = above.cumsum(0)[ends.to(above.device)]
+    found: list[list[int]] = sums.diff(prepend=sums.new_zeros(1)).view(2, -1).T.tolist()
     return found
-
-
-def _counted_on_the_host(some: Sequence[tuple[int, Extremes]]) -> list[list[int]]:
-    """Return the same with few kernels: all units are copied to the host together."""
-    low, high = torch.cat([low for _, (low, _) in some]), torch.cat([high for _, (_, high) in some])
-    both = torch.stack([high > 0, low > 0]).cpu().numpy()
-    ends = np.cumsum([0, *(len(low) for _, (low, _) in some)])
-    return [both[:, a:b].sum(1).tolist() for a, b in pairwise(ends.tolist())]

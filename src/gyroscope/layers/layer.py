@@ -278,7 +278,7 @@ def _find(model: nn.Module) -> dict[str, tuple[Layer, bool]]:
             if known is not None and (known[1] or kind is None):
                 found[layer.name] = known
             else:
-                found |= dict.fromkeys(names, (replace(layer, kind=kind or "other"), kind is not None))
+                found |= dict.fromkeys(names, (layer if kind is None else replace(layer, kind=kind), kind is not None))
     return found
 
 

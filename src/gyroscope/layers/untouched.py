@@ -157,7 +157,8 @@ def _refuse_open_sums(modules: list[Any]) -> None:
 
 
 def _keep_random_state(model: nn.Module, inputs: object, stack: ExitStack) -> None:
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers(), *tensors(inputs))}
+    own = (one for m in model.modules() for one in (*m._parameters.values(), *m._buffers.values()) if one is not None)
+    devices = {tensor.device for tensor in (*own, *tensors(inputs))}
     stack.enter_context(torch.random.fork_rng(devices=[]))
     for kind in {device.type for device in devices} - {"cpu", "meta"}:
         indices = [device.index or 0 for device in devices if device.type == kind]

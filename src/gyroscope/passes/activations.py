@@ -13,7 +13,7 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, cast
 
@@ -72,7 +72,8 @@ def unavailable(model: nn.Module) -> str | None:
     for path, module in model.named_modules():
         what = f"the module {path.removeprefix('_orig_mod.')!r}" if path else "the model"
         # Lightning unwraps a compiled module, and keeps in `_compiler_ctx` what it needs to call its compiled methods.
-        in_place = any(getattr(module, name, None) is not None for name in ("_compiled_call_impl", "_compiler_ctx"))
+        own = vars(module)
+        in_place = any(own.get(name) is not None for name in ("_compiled_call_impl", "_compiler_ctx"))
         if type(module).__name__ == "OptimizedModule" or in_place:
             return f"{what} is compiled, so temporary hooks do not see its activations"
         if isinstance(module, torch.jit.ScriptModule):
@@ -203,18 +204,23 @@ class ActivationProbe:
             self._settle()
             if x is not None and (node is None or role not in self._seen):
                 self._seen |= {role} if node is None else set()
-                if args and (fed := _fed(args[0])) is not None:
-                    self._inputs[role].append(fed)
+                if args:
+                    self._feed(role, args[0])
                 layout = Layout.of(self.layers[role], x)
                 seen = self._look(x, layout, self.threshold) if self._expected[role] == "own" else None
                 self._pending = _Pending(role, layout, "own", seen, weakref.ref(x))
         elif x is not None and (last := self._pending) is not None:
             if role == "rectifier":
                 self._pending = None
-                self._count(replace(last, source=role, seen=self._look(x, last.layout, _activity_threshold(module))))
+                seen = self._look(x, last.layout, _activity_threshold(module))
+                self._count(_Pending(last.layer, last.layout, role, seen, last.output))
             elif args and last.output() is args[0]:
                 seen = self._look(x, last.layout, self.threshold) if self._expected[last.layer] != "rectifier" else None
-                self._pending = replace(last, source="norm", seen=seen, output=weakref.ref(x))
+                self._pending = _Pending(last.layer, last.layout, "norm", seen, weakref.ref(x))
+
+    def _feed(self, layer: int, x: Any) -> None:
+        if (fed := _fed(x)) is not None:
+            self._inputs[layer].append(fed)
 
     def _look(self, x: Tensor, layout: Layout, threshold: float) -> _Look:
         x, axis, positions = layout.place(x.detach())
