@@ -242,6 +242,24 @@ def test_a_resumed_training_is_the_same_training(inner: Any) -> None:
     assert_same_state(snapshot(optimizer), snapshot(again))
 
 
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_a_checkpoint_continues_in_a_model_of_another_dtype(inner: str) -> None:
+    model, other = Tiny(), Tiny(seed=1).double()
+    optimizer, again = steer(model, inner, rate=RATE), steer(other, inner, rate=RATE)
+    train(model, optimizer, range(3))
+    other.load_state_dict(model.state_dict())
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    norms = [w.detach().norm() for w in by_rule(again, "turn")]
+    train(model, optimizer, [3])
+    train(other, again, [3])
+    assert all(p.dtype == torch.float64 for p in other.parameters())
+    for norm, w in zip(norms, by_rule(again, "turn"), strict=True):
+        assert w.norm().item() != norm.item()  # still learned
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        # Muon computes in bfloat16, whatever the dtype.
+        assert torch.allclose(p.double(), q, rtol=0, atol=1e-5 if inner == "adamw" else 1e-3)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 def test_copies_continue_as_the_original(inner: str, copied: Callable[[Any], Any]) -> None:
