@@ -190,14 +190,34 @@ def learning_rates(make: Callable[[Optimizer], Any], steps: int) -> list[tuple[f
         lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=RATE, total_steps=8, cycle_momentum=False),
         lambda o: torch.optim.lr_scheduler.CyclicLR(o, RATE / 5, RATE, step_size_up=3, cycle_momentum=False),
         lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda t: 1 / (1 + t)),
+        lambda o: torch.optim.lr_scheduler.LinearLR(o, start_factor=0.1, total_iters=4),
+        lambda o: torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [
+                torch.optim.lr_scheduler.LinearLR(o, start_factor=0.1, total_iters=2),
+                torch.optim.lr_scheduler.CosineAnnealingLR(o, 3, eta_min=RATE / 5),
+            ],
+            [2],
+        ),
+        lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=RATE / 5, anneal_epochs=3),
     ],
-    ids=["cosine with eta_min", "one cycle", "cyclic", "lambda"],
+    ids=["cosine with eta_min", "one cycle", "cyclic", "lambda", "linear", "sequential", "averaging"],
 )
 def test_schedulers_with_floors_and_peaks_move_all_rates_in_proportion(make: Callable[[Optimizer], Any]) -> None:
     measured = learning_rates(make, 6)
     assert len({round(rho, 6) for rho, _ in measured}) > 2
     for rho, eta in measured:
         assert eta / rho == pytest.approx(OTHERS / RATE, rel=1e-6)
+
+
+def test_a_plateau_lowers_all_rates_to_its_floor() -> None:
+    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self) -> None:  # type: ignore[override]
+            super().step(1.0)
+
+    measured = learning_rates(lambda o: Plateau(o, factor=0.5, patience=0, min_lr=RATE / 3), 4)
+    assert [rho for rho, _ in measured] == pytest.approx([RATE, RATE, RATE / 2, RATE / 3], rel=1e-6)
+    assert [eta for _, eta in measured] == pytest.approx([OTHERS, OTHERS, OTHERS / 2, OTHERS / 3], rel=1e-6)
 
 
 def test_the_floor_of_a_cosine_is_reached_by_matrices_and_by_biases() -> None:
