@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import torch
 from torch.optim import Optimizer
 
+from gyroscope.base.accepted import real
 from gyroscope.control.joint import Rule
 from gyroscope.errors import ControlError
 
@@ -85,12 +87,21 @@ def preset(name: Any) -> Preset:
     """
     if isinstance(name, str) and name in PRESETS:
         return PRESETS[name]
-    hint = 'Try "adamw".'
-    if isinstance(name, str) and name.lower() == "hyperball":
-        hint = 'Hyperball goes around an optimizer: use "adamh" or "muonh", or project=False with another `inner`.'
+    given, hint = f"{name!r:.80}", 'Try "adamw".'
+    if isinstance(name, str):
+        near = get_close_matches(name.lower(), PRESETS, 1, 0.7)
+        hint = f'Try "{near[0]}".' if near else hint
+        if name.lower() == "hyperball":
+            hint = 'Hyperball goes around an optimizer: use "adamh" or "muonh", or project=False with another `inner`.'
+    elif isinstance(name, Optimizer):
+        kind = type(name).__name__
+        given = f"an optimizer, {kind}"
+        hint = f"steer builds it: give the class {kind} and its options in `inner_options`, or use gyroscope.Layca."
+    elif real(name) == real(name):
+        hint = f"Try rate={name!r}."
     raise ControlError(
         f"`inner` must be one of {', '.join(map(repr, PRESETS))}, or a function of parameter groups that returns an "
-        f"optimizer, got {name!r:.80}. {hint}"
+        f"optimizer, got {given}. {hint}"
     )
 
 
