@@ -140,6 +140,13 @@ def test_each_expert_turns_on_its_own_and_routers_are_stepped_plainly() -> None:
         assert net.experts_weight[expert].norm().item() == pytest.approx(before[expert].norm().item(), rel=1e-12)
 
 
+def test_the_table_says_into_how_many_parts_a_layer_is_split() -> None:
+    shown = {line.split()[0]: line for line in str(steer(Mixture())).splitlines()}
+    assert "turn, 3 parts" in shown["experts_weight"]
+    assert "parts" not in shown["glu.gate.weight"]
+    assert "turn, 4 parts" in str(steer(Mixture(), granularity="row"))
+
+
 def test_the_whole_of_a_mixture_turns_by_granularity_tensor() -> None:
     net = Mixture().double()
     before = net.experts_weight.detach().clone()

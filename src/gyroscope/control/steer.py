@@ -42,6 +42,9 @@ _INSTEAD = {
     ),
 }
 
+#: Options of torch's optimizers that one may look for among the arguments of `steer`.
+_INNER_OPTIONS = {"betas", "eps", "momentum", "nesterov", "amsgrad", "fused", "foreach", "capturable", "ns_steps"}
+
 #: The fewest steps within which a layer may forget its direction, if gradients are independent.
 _SHORTEST_MEMORY = 10.0
 
@@ -116,18 +119,21 @@ def steer(
     """
     for name in rejected:
         if name not in _INSTEAD:
-            raise TypeError(f"steer() got an unexpected keyword argument {name!r}")
+            hint = " Options of the inner optimizer go into `inner_options`, a dict." if name in _INNER_OPTIONS else ""
+            raise TypeError(f"steer() got an unexpected keyword argument {name!r}.{hint}")
         raise ControlError(f"`{name}` is not an argument of steer, got {rejected[name]!r}. Give {_INSTEAD[name]}.")
     inner = _suited(model) if inner is None else inner
     named = isinstance(inner, str) or not callable(inner)
     chosen = preset(inner) if named else preset("adamw")
     rate = _checked("rate", chosen.rate if rate is None else rate, chosen.rate)
     others_lr = _checked("others_lr", chosen.others_lr if others_lr is None else others_lr, chosen.others_lr)
-    embeddings, heads = (mine or theirs for mine, theirs in ((embeddings, chosen.embeddings), (heads, chosen.heads)))
+    embeddings = chosen.embeddings if embeddings is None else embeddings
+    heads = chosen.heads if heads is None else heads
     choice(embeddings, "embeddings", get_args(Rule), ControlError)
     choice(heads, "heads", get_args(Rule), ControlError)
-    norms = norms or chosen.norms
+    norms = chosen.norms if norms is None else norms
     choice(norms, "norms", get_args(Norms), ControlError)
+    choice(granularity, "granularity", get_args(Granularity), ControlError)
     project = chosen.project if project is None else flag(project, "project", ControlError)
     options = {**(chosen.options if named else {}), **_checked_options("inner_options", inner_options)}
     others_options = {**OTHERS, **_checked_options("others_options", others_options)}
@@ -135,6 +141,7 @@ def steer(
     turning = [route for route in routed if route.rule == "turn"]
     if not turning:
         raise ControlError(_why_nothing_turns(routed))
+    _check_dense(routed)
     groups = _groups(routed, rate, others_lr / rate)
     its = _made(maker(chosen) if named else inner, groups["turn"], options, turning)
     others = _with_options(AdamW, groups["plain"] or [{"params": []}], {"weight_decay": 0.0, **others_options})
@@ -219,11 +226,15 @@ class Steered(Layca):
         heads = ["parameters", "shape", "role", "rule", "rate"]
         collapsed: dict[tuple[str, ...], list[str]] = {}
         counts = dict.fromkeys(get_args(Rule), 0)
+        segments = {id(self.param_groups[g]["params"][j]): e.segments for g, j, e in self._roster.places()}
         for g, group in enumerate(self.param_groups):
             counts[group["rule"]] += len(group["params"])
             for name, p in zip(names_of(group, g), group["params"], strict=True):
                 like = re.sub(r"(?<![^.])\d+(?=\.)", "*", name)
-                key = (like, " × ".join(map(str, p.shape)) or "1", group["role"], group["rule"], self._said_rate(group))
+                shape, rule = " × ".join(map(str, p.shape)) or "1", group["rule"]
+                if (parts := segments.get(id(p), 1)) > 1:
+                    rule += f", {parts} parts"
+                key = (like, shape, group["role"], rule, self._said_rate(group))
                 collapsed.setdefault(key, []).append(name)
         rows = [
             [names[0] if len(names) == 1 else f"{key[0]} ({len(names)})", *key[1:]] for key, names in collapsed.items()
@@ -280,6 +291,20 @@ def _why_nothing_turns(routed: Sequence[Route]) -> str:
         )
     what = f"its {len(routed)} parameters that need a gradient are vectors" if routed else "none needs a gradient"
     return f"The model has no matrix to turn: {what}. Use torch.optim.AdamW, or call requires_grad_() on its layers."
+
+
+def _check_dense(routed: Sequence[Route]) -> None:
+    """Reject embeddings with sparse gradients, which neither Layca nor AdamW can step."""
+    sparse = [
+        route.name
+        for route in routed
+        if route.rule != "frozen" and route.layer is not None and getattr(route.layer.module, "sparse", False) is True
+    ]
+    if sparse:
+        raise ControlError(
+            f"These embeddings have sparse gradients, which AdamW does not step: {few(sparse)}. Build them with "
+            'sparse=False, or use embeddings="frozen".'
+        )
 
 
 def _groups(routed: Sequence[Route], rate: float, relative_lr: float) -> dict[str, list[Group]]:
