@@ -11,8 +11,8 @@ One thread of a CPU, about half an hour. The cases, in benchmarks/results/steeri
 - `why`: the same with a learnable factor on the logits, with weights that begin at zero, with rates out of range;
 - `longer`: 1,500 steps of a few of them; `seeds`: three seeds of a few of them.
 
-Cells that the file has already are not trained again: delete the file to begin anew. Times compare only between cells that
-were trained in one go, as those of docs/migrate.md were. The text is not in the repository.
+Cells that the file has already are not trained again: delete the file to begin anew. Times compare only between cells
+that were trained in one go, as those of docs/migrate.md were. The text is not in the repository.
 """
 
 from __future__ import annotations

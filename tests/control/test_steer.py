@@ -386,6 +386,18 @@ def test_a_state_of_other_rules_is_refused_before_anything_changes() -> None:
     assert_same_state(before, snapshot(optimizer))
 
 
+def test_a_state_of_another_inner_optimizer_is_refused_before_anything_changes() -> None:
+    model = Tiny()
+    optimizer, other = steer(model, "sgd"), steer(Tiny(), "adamw")
+    train(model, optimizer, [0])
+    before = snapshot(optimizer)
+    with pytest.raises(
+        ControlError, match=r"could not be loaded into the SGD \(.*lack 'momentum'\); nothing was changed"
+    ):
+        optimizer.load_state_dict(other.state_dict())
+    assert_same_state(before, snapshot(optimizer))
+
+
 def test_a_run_records_the_learning_rates_of_what_is_stepped_plainly(tmp_path: Any) -> None:
     model = Tiny()
     optimizer = steer(model, rate=RATE, others_lr=OTHERS)

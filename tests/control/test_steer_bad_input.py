@@ -65,6 +65,7 @@ class Gains(nn.Module):
         ),
         (lambda: steer(net(), "AdamW"), r"got 'AdamW'\. Try \"adamw\"\."),
         (lambda: steer(net(), "Muon"), r"got 'Muon'\. Try \"muon\"\."),
+        (lambda: steer(net(), nn.Linear), r"such as torch\.optim\.NAdam; Linear failed on them \(.*missing 1 required"),
         (lambda: steer(net(), 0.03), r"got 0\.03\. Try rate=0\.03\."),
         (lambda: steer(net(), embeddings=False), r"`embeddings` must be one of .*got False"),
         (lambda: steer(net(), heads=""), r"`heads` must be one of .*got ''"),

@@ -356,6 +356,11 @@ def _with_options(make: Any, groups: list[Group], options: dict[str, Any]) -> An
         return make(groups, **options)
     except (TypeError, ValueError) as error:
         name = getattr(make, "__name__", repr(make))
+        if not options:
+            raise ControlError(
+                f"`inner` must be a function of a list of parameter groups, such as torch.optim.NAdam; {name} failed on "
+                f"them ({error})."
+            ) from error
         raise ControlError(
             f"{name} could not be made with the options {options} ({error}). Give options that it knows."
         ) from error
