@@ -358,8 +358,8 @@ def _with_options(make: Any, groups: list[Group], options: dict[str, Any]) -> An
         name = getattr(make, "__name__", repr(make))
         if not options:
             raise ControlError(
-                f"`inner` must be a function of a list of parameter groups, such as torch.optim.NAdam; {name} failed on "
-                f"them ({error})."
+                f"`inner` must be a function of a list of parameter groups, such as torch.optim.NAdam; {name} failed "
+                f"on them ({error})."
             ) from error
         raise ControlError(
             f"{name} could not be made with the options {options} ({error}). Give options that it knows."

@@ -518,8 +518,9 @@ def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         for name, value in before.items():
             if getattr(optimizer, name) is not value:
                 setattr(optimizer, name, value)
+        name = type(main(optimizer)).__name__
         raise ControlError(
-            f"The state could not be loaded into the {type(main(optimizer)).__name__} ({type(error).__name__}: {error}); "
+            f"The state could not be loaded into the {name} ({type(error).__name__}: {error}); "
             "nothing was changed. Pass what state_dict() returned, or load another checkpoint."
         ) from error
     finally:
