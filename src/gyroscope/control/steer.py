@@ -387,6 +387,7 @@ def _warn_beyond(rate: float, group: Group) -> None:
         most = math.sqrt(2 / (_SHORTEST_MEMORY * faster))
         warnings.warn(
             f"`rate` {rate:.3g} is beyond the stable range: with a momentum of {beta:g} a layer forgets its direction "
-            f"within {memory:.2g} steps. Stay below {most:.2g}; the preset has 0.028 for AdamW and 3**-3 for SGD.",
+            f"within {memory:.2g} steps. Stay below {most:.2g}; the presets have 0.028 for AdamW and "
+            "Muon, and 3**-3 for SGD.",
             stacklevel=3,
         )
