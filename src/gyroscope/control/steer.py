@@ -286,8 +286,8 @@ def _why_nothing_turns(routed: Sequence[Route]) -> str:
     found = [f"{route.name} ({route.role})" for route in routed if route.layer is not None]
     if found:
         return (
-            f"No matrix of the model turns; stepped plainly or frozen are {few(found)}. Let them turn with "
-            'heads="turn" or embeddings="turn", or use torch.optim.AdamW.'
+            f"No matrix of the model turns; its matrices are stepped plainly or frozen: {few(found)}. Let them turn "
+            'with heads="turn" or embeddings="turn", or use torch.optim.AdamW.'
         )
     what = f"its {len(routed)} parameters that need a gradient are vectors" if routed else "none needs a gradient"
     return f"The model has no matrix to turn: {what}. Use torch.optim.AdamW, or call requires_grad_() on its layers."
