@@ -11,7 +11,8 @@ One thread of a CPU, about half an hour. The cases, in benchmarks/results/steeri
 - `why`: the same with a learnable factor on the logits, with weights that begin at zero, with rates out of range;
 - `longer`: 1,500 steps of a few of them; `seeds`: three seeds of a few of them.
 
-Cells that the file has already are not trained again: delete the file to begin anew. The text is not in the repository.
+Cells that the file has already are not trained again: delete the file to begin anew. Times compare only between cells
+that were trained in one go, as those of docs/migrate.md were. The text is not in the repository.
 """
 
 from __future__ import annotations
@@ -180,6 +181,10 @@ WHY = {
     **{f"steer adamw, rate {rate:g}": steered(rate=rate) for rate in (0.014, 0.1, 0.2)},
     **{f"steer sgd, rate {rate:.3g}": steered("sgd", rate=rate) for rate in (3**-3, 3**-2, 0.7)},
     **{f"steer muon, rate {rate:g}": steered("muon", rate=rate) for rate in (0.014, 0.028, 0.056, 0.14)},
+    **{f"steer adamw, others_lr {lr:g}": steered(others_lr=lr) for lr in (0.03, 0.1)},
+    "steer adamw, its betas (0.9, 0.999)": steered(inner_options={"betas": (0.9, 0.999)}),
+    "steer adamw, betas of others (0.9, 0.999)": steered(others_options={"betas": (0.9, 0.999)}),
+    "steer adamw, without operation 1": steered(project=False),
     "steer adamh": steered("adamh"),
     "steer muonh": steered("muonh"),
 }
@@ -282,6 +287,8 @@ def main() -> None:
         *(("longer", name, make, 3 * STEPS, 0) for name, make in LONGER.items()),
         # As many more steps as a steered training of 1,500 takes longer on a CPU.
         ("longer", "AdamW 0.003, others 0.01, 1720 steps", adamw_two(3e-3, 1e-2), 1720, 0),
+        # The same for a training steered over Muon.
+        ("longer", "AdamW 0.003, others 0.01, 2080 steps", adamw_two(3e-3, 1e-2), 2080, 0),
         *(("seeds", f"{name}, seed {seed}", make, STEPS, seed) for seed in (1, 2) for name, make in FEW.items()),
     ]
     for part, name, make, steps, seed in cells:

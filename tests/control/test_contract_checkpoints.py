@@ -294,6 +294,40 @@ def test_float32_state_of_half_precision_parameters_is_loaded_in_float32() -> No
     assert_same_state(snapshot(resumed), saved)
 
 
+def graft(params: Any) -> torch.optim.Optimizer:
+    params = list(params)
+    return Graft(momentum(params), adam(params))
+
+
+def over_adamw(params: Any) -> torch.optim.Optimizer:
+    return Layca(adamw(params))
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float64)],
+)
+@pytest.mark.parametrize("make", [over_adamw, graft])
+def test_a_state_continues_in_a_model_of_another_dtype(make: Make, saved: torch.dtype, loaded: torch.dtype) -> None:
+    model, other = mlp(dtype=saved), mlp(seed=1, dtype=loaded)
+    optimizer, resumed = make(model.parameters()), make(other.parameters())
+    train(model, optimizer, range(3))
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(snapshot(optimizer))
+    radius = [value["radius"] for value in optimizer.state.values() if "radius" in value]
+    assert [value["radius"] for value in resumed._save()["state"].values() if "radius" in value] == radius
+    before = weights(other)
+    train(model, optimizer, [3])
+    train(other, resumed, [3])
+    for start, p, q in zip(before, weights(other), weights(model), strict=True):
+        assert not torch.equal(start, p)
+        assert torch.allclose(p.float(), q.float(), rtol=0.02, atol=0.02)
+    for p, kept in resumed.state.items():
+        assert {
+            value.dtype for value in kept.values() if isinstance(value, torch.Tensor) and value.shape == p.shape
+        } <= {loaded}
+
+
 # Graft
 
 

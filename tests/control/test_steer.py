@@ -204,14 +204,34 @@ def learning_rates(make: Callable[[Optimizer], Any], steps: int) -> list[tuple[f
         lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=RATE, total_steps=8, cycle_momentum=False),
         lambda o: torch.optim.lr_scheduler.CyclicLR(o, RATE / 5, RATE, step_size_up=3, cycle_momentum=False),
         lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda t: 1 / (1 + t)),
+        lambda o: torch.optim.lr_scheduler.LinearLR(o, start_factor=0.1, total_iters=4),
+        lambda o: torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [
+                torch.optim.lr_scheduler.LinearLR(o, start_factor=0.1, total_iters=2),
+                torch.optim.lr_scheduler.CosineAnnealingLR(o, 3, eta_min=RATE / 5),
+            ],
+            [2],
+        ),
+        lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=RATE / 5, anneal_epochs=3),
     ],
-    ids=["cosine with eta_min", "one cycle", "cyclic", "lambda"],
+    ids=["cosine with eta_min", "one cycle", "cyclic", "lambda", "linear", "sequential", "averaging"],
 )
 def test_schedulers_with_floors_and_peaks_move_all_rates_in_proportion(make: Callable[[Optimizer], Any]) -> None:
     measured = learning_rates(make, 6)
     assert len({round(rho, 6) for rho, _ in measured}) > 2
     for rho, eta in measured:
         assert eta / rho == pytest.approx(OTHERS / RATE, rel=1e-6)
+
+
+def test_a_plateau_lowers_all_rates_to_its_floor() -> None:
+    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self) -> None:  # type: ignore[override]
+            super().step(1.0)
+
+    measured = learning_rates(lambda o: Plateau(o, factor=0.5, patience=0, min_lr=RATE / 3), 4)
+    assert [rho for rho, _ in measured] == pytest.approx([RATE, RATE, RATE / 2, RATE / 3], rel=1e-6)
+    assert [eta for _, eta in measured] == pytest.approx([OTHERS, OTHERS, OTHERS / 2, OTHERS / 3], rel=1e-6)
 
 
 def test_the_floor_of_a_cosine_is_reached_by_matrices_and_by_biases() -> None:
@@ -254,6 +274,24 @@ def test_a_resumed_training_is_the_same_training(inner: Any) -> None:
     train(resumed, again, range(3, 6))
     assert all(map(torch.equal, model.parameters(), resumed.parameters()))
     assert_same_state(snapshot(optimizer), snapshot(again))
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_a_checkpoint_continues_in_a_model_of_another_dtype(inner: str) -> None:
+    model, other = Tiny(), Tiny(seed=1).double()
+    optimizer, again = steer(model, inner, rate=RATE), steer(other, inner, rate=RATE)
+    train(model, optimizer, range(3))
+    other.load_state_dict(model.state_dict())
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    norms = [w.detach().norm() for w in by_rule(again, "turn")]
+    train(model, optimizer, [3])
+    train(other, again, [3])
+    assert all(p.dtype == torch.float64 for p in other.parameters())
+    for norm, w in zip(norms, by_rule(again, "turn"), strict=True):
+        assert w.norm().item() != norm.item()  # still learned
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        # Muon computes in bfloat16, whatever the dtype.
+        assert torch.allclose(p.double(), q, rtol=0, atol=1e-5 if inner == "adamw" else 1e-3)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
@@ -358,6 +396,18 @@ def test_a_state_of_other_rules_is_refused_before_anything_changes() -> None:
     train(model, optimizer, [0])
     before = snapshot(optimizer)
     with pytest.raises(ControlError, match="with the same `inner`, `embeddings`, `heads` and `plain`"):
+        optimizer.load_state_dict(other.state_dict())
+    assert_same_state(before, snapshot(optimizer))
+
+
+def test_a_state_of_another_inner_optimizer_is_refused_before_anything_changes() -> None:
+    model = Tiny()
+    optimizer, other = steer(model, "sgd"), steer(Tiny(), "adamw")
+    train(model, optimizer, [0])
+    before = snapshot(optimizer)
+    with pytest.raises(
+        ControlError, match=r"could not be loaded into the SGD \(.*lack 'momentum'\); nothing was changed"
+    ):
         optimizer.load_state_dict(other.state_dict())
     assert_same_state(before, snapshot(optimizer))
 

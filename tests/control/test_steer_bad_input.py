@@ -59,7 +59,22 @@ class Gains(nn.Module):
         (lambda: steer(net(), "lion"), r"`inner` must be one of 'adamw', 'sgd', .*got 'lion'\. Try \"adamw\""),
         (lambda: steer(net(), "hyperball"), r"Hyperball goes around an optimizer: use \"adamh\" or \"muonh\""),
         (lambda: steer(net(), 3), r"`inner` must be one of .*, or a function of parameter groups .*got 3"),
-        (lambda: steer(net(), torch.optim.SGD(net().parameters())), r"`inner` must be one of .*got SGD"),
+        (
+            lambda: steer(net(), torch.optim.SGD(net().parameters())),
+            r"`inner` must be one of .*got an optimizer, SGD\. steer builds it: give the class SGD and its options in",
+        ),
+        (lambda: steer(net(), "AdamW"), r"got 'AdamW'\. Try \"adamw\"\."),
+        (lambda: steer(net(), "Muon"), r"got 'Muon'\. Try \"muon\"\."),
+        (lambda: steer(net(), nn.Linear), r"such as torch\.optim\.NAdam; Linear failed on them \(.*missing 1 required"),
+        (lambda: steer(net(), 0.03), r"got 0\.03\. Try rate=0\.03\."),
+        (lambda: steer(net(), embeddings=False), r"`embeddings` must be one of .*got False"),
+        (lambda: steer(net(), heads=""), r"`heads` must be one of .*got ''"),
+        (lambda: steer(net(), norms=False), r"`norms` must be one of .*got False"),
+        (lambda: steer(net(), granularity="layer"), r"`granularity` must be one of .*got 'layer'"),
+        (
+            lambda: steer(nn.Sequential(nn.Embedding(5, 4, sparse=True), *net()[2:])),
+            r"sparse gradients, which AdamW does not step: 0\.weight\. Build them with sparse=False",
+        ),
         (lambda: steer(net(), heads="free"), r"`heads` must be one of 'turn', 'plain', 'frozen', got 'free'"),
         (lambda: steer(net(), embeddings="no"), r"`embeddings` must be one of 'turn', 'plain', 'frozen', got 'no'"),
         (lambda: steer(net(), norms="fixed"), r"`norms` must be one of 'learned', 'held', got 'fixed'"),
@@ -85,8 +100,30 @@ def test_bad_input_is_refused(call: Callable[[], Any], said: str) -> None:
 
 
 def test_other_unknown_arguments_are_type_errors_as_python_s_own() -> None:
-    with pytest.raises(TypeError, match=re.escape("steer() got an unexpected keyword argument 'momentum'")):
+    with pytest.raises(TypeError, match=re.escape("steer() got an unexpected keyword argument 'speed'.")):
+        steer(net(), speed=0.9)
+    with pytest.raises(
+        TypeError, match=r"argument 'momentum'\. Options of the inner optimizer go into `inner_options`"
+    ):
         steer(net(), momentum=0.9)
+
+
+def test_embeddings_with_sparse_gradients_may_be_frozen() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), *net()[2:])
+    before = model[0].weight.detach().clone()
+    optimizer = steer(model, embeddings="frozen")
+    model(torch.tensor([1, 2])).square().mean().backward()
+    optimizer.step()
+    assert torch.equal(before, model[0].weight)
+
+
+def test_a_gradient_that_is_not_finite_is_reported_by_the_name_of_its_parameter() -> None:
+    model = net()
+    optimizer = steer(model, nonfinite="raise")
+    model(torch.randn(2, 3)).square().mean().backward()
+    model[4].bias.grad[0] = math.nan
+    with pytest.raises(ControlError, match=r"The gradients of 4\.bias are not finite; nothing was changed"):
+        optimizer.step()
 
 
 def test_what_is_not_a_model_is_refused() -> None:

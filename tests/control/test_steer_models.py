@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from gyroscope import steer
 from gyroscope.control import Steered
 from gyroscope.control.joint import main
+from gyroscope.control.routing import routes
 from gyroscope.errors import LayerError
 
 
@@ -140,6 +141,13 @@ def test_each_expert_turns_on_its_own_and_routers_are_stepped_plainly() -> None:
         assert net.experts_weight[expert].norm().item() == pytest.approx(before[expert].norm().item(), rel=1e-12)
 
 
+def test_the_table_says_into_how_many_parts_a_layer_is_split() -> None:
+    shown = {line.split()[0]: line for line in str(steer(Mixture())).splitlines()}
+    assert "turn, 3 parts" in shown["experts_weight"]
+    assert "parts" not in shown["glu.gate.weight"]
+    assert "turn, 4 parts" in str(steer(Mixture(), granularity="row"))
+
+
 def test_the_whole_of_a_mixture_turns_by_granularity_tensor() -> None:
     net = Mixture().double()
     before = net.experts_weight.detach().clone()
@@ -178,6 +186,41 @@ def test_a_stack_of_equal_blocks_has_no_head() -> None:
     block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     found = rules(steer(nn.TransformerEncoder(block, 2, enable_nested_tensor=False)))
     assert {role for role, _ in found.values()} == {"matrix", "other"}
+
+
+class Listed(nn.Module):
+    """Linear maps in a list, and others in a dict."""
+
+    def __init__(self, maps: list[nn.Linear], tasks: dict[str, nn.Linear]) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(maps)
+        if tasks:
+            self.tasks = nn.ModuleDict(tasks)
+
+
+@pytest.mark.parametrize(
+    ("net", "heads"),
+    [
+        (Listed([nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 2)], {}), {0, 1, 2}),  # cannot be a chain
+        (Listed([nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 2)], {}), {2}),
+        (Listed([nn.Linear(6, 4), nn.Linear(10, 4), nn.Linear(4, 2)], {}), {2}),  # with a connection past the first
+        (Listed([nn.Linear(4, 4), nn.Linear(4, 4)], {}), set()),  # equal blocks
+        (Listed([nn.Linear(6, 4), nn.Linear(4, 4)], {"mask": nn.Linear(4, 2), "box": nn.Linear(4, 3)}), {2, 3}),
+        (Listed([nn.Linear(6, 4), nn.Linear(4, 4)], {"body": nn.Linear(4, 4), "logits": nn.Linear(4, 3)}), {3}),
+    ],
+    ids=["heads in a list", "a chain", "a chain with a skip", "equal blocks", "heads in a dict", "a chain in a dict"],
+)
+def test_all_heads_of_a_list_are_found(net: nn.Module, heads: set[int]) -> None:
+    found = [route.role for route in routes(net, embeddings="plain", heads="plain") if route.layer is not None]
+    assert {i for i, role in enumerate(found) if role == "head"} == heads
+
+
+def test_a_model_may_have_no_output_embeddings() -> None:
+    class Encoder(nn.Sequential):
+        def get_output_embeddings(self) -> None:
+            raise NotImplementedError
+
+    assert rules(steer(Encoder(nn.Linear(3, 4), nn.Linear(4, 2))))["1.weight"] == ("head", "plain")
 
 
 def test_layers_can_be_named_that_are_stepped_plainly() -> None:

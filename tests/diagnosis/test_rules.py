@@ -354,6 +354,21 @@ def test_dead_units():
     assert alarms(spoiled(dying_channels=column(lambda share: 0 * share + 0.6))) == []
 
 
+def test_weights_that_begin_at_zero_have_no_dead_units_yet():
+    """B of LoRA, in a run that is too short to look at its units again."""
+
+    def once(dead):
+        return np.where(np.arange(len(dead)) == 1, 1.0, np.nan)
+
+    def from_zero(norm):
+        return np.where(np.arange(len(norm)) == 0, 0.0, norm)
+
+    course = spoiled(dying_channels=column(once))
+    assert [one.kind for one in findings(course)] == ["dead_units"]
+    course = spoiled(dying_channels=column(once), weight_norm=column(from_zero))
+    assert "dead_units" not in [one.kind for one in findings(course)]
+
+
 def test_gradients_that_fade_toward_the_input():
     found = first(spoiled(gradient_norm=lambda g: g * np.array([1e-4, 1e-3, 1e-2, 0.1, 1.0])))
     assert found.kind == "vanishing"

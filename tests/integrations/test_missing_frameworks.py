@@ -6,12 +6,13 @@ import forked
 
 PROGRAM = """
 import sys
-sys.modules[{framework!r}] = None  # as if it were not installed
+for name in ({framework!r}, "pytorch_lightning"):
+    sys.modules[name] = None  # as if it were not installed
 import gyroscope.integrations
 theirs = {{"transformers", "accelerate", "keras", "lightning", "jax", "optax", "optuna", "ray"}}
 assert not theirs & {{name for name, module in sys.modules.items() if module}}
 try:
-    __import__("gyroscope.integrations.{framework}")
+    from gyroscope.integrations.{framework} import {adapter}
 except ImportError as error:
     assert type(error).__name__ == "MissingExtraError"
     assert str(error).startswith("{adapter} cannot import {framework}")
@@ -27,8 +28,10 @@ else:
         ("transformers", "GyroscopeCallback"),
         ("accelerate", "GyroscopeTracker"),
         ("keras", "LayerRotation"),
+        ("lightning", "GyroscopeCallback"),
         ("optax", "layca"),
         ("optuna", "GyroscopePruner"),
+        ("ray", "FindingStopper"),
     ],
 )
 def test_a_missing_framework_names_its_extra(framework: str, adapter: str) -> None:

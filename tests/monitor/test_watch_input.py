@@ -66,6 +66,7 @@ BAD = [
     ({"reference": {"0.weight": "words"}}, "`reference` must have the weight '0.weight', got "),
     ({"reference": nn.Linear(6, 40)}, "`reference` must have the weight '0.weight', got "),
     ({"reference": "no/such/file.pt"}, "There is no file"),
+    ({"reference": "initial"}, 'a reference.pt; "pretrained" for the weights as they are now.'),
     (
         {"reference": {f"{i}.weight": torch.zeros(2, 2) for i in (0, 2, 4)}},
         "'0.weight' of shape (40, 6), as the model has, got (2, 2)",

@@ -20,6 +20,7 @@ from gyroscope.control.torch_contract import (
     check_state,
     check_whole,
     load_uncast,
+    with_dtypes,
 )
 from gyroscope.errors import ControlError
 from gyroscope.vectors import combine_, dots
@@ -165,7 +166,8 @@ class Graft(Wrapper):
             raise
 
     def _save(self) -> dict[str, Any]:
-        return {**self.inner.state_dict(), "direction": self.direction.state_dict()}
+        direction = with_dtypes(self.direction.state_dict(), self.direction)
+        return {**with_dtypes(self.inner.state_dict(), self.inner), "direction": direction}
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         check_whole(state_dict)

@@ -17,7 +17,7 @@ from gyroscope.base.hooks import is_capturing
 from gyroscope.control.rates import checked_multipliers
 from gyroscope.control.roster import Entry, Roster, check_saved, check_weight, few, own_in
 from gyroscope.control.steering import Law, Members, Others, Steering, Work
-from gyroscope.control.torch_contract import OWN, Wrapper, add_group, as_group, is_rate, load_uncast
+from gyroscope.control.torch_contract import OWN, Wrapper, add_group, as_group, is_rate, load_uncast, with_dtypes
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer
 
@@ -310,7 +310,7 @@ class Layca(Wrapper):
 
     def _save(self) -> dict[str, Any]:
         self._roster.refuse_changes(self.param_groups, begun=bool(self._met))
-        saved = self.inner.state_dict()
+        saved = with_dtypes(self.inner.state_dict(), self.inner)
         state = dict(saved["state"])
         for g, j, e in self._roster.places():
             own = self._loaded.get(e.index, {})

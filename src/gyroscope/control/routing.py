@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -108,11 +110,15 @@ def _heads(model: nn.Module, found: Sequence[Layer]) -> set[int]:
 
     The head is what `get_output_embeddings` of transformers returns; else a linear layer that is tied to an embedding;
     else the linear or convolutional layer registered last, unless it is one of several equal blocks, whose output
-    something else must read.
+    something else must read. With it come the linear layers of its list or dict, if they have equal inputs and cannot
+    be a chain: other heads.
     """
     inside = _inside(model)
     known = getattr(inside, "get_output_embeddings", None)
-    head = known() if callable(known) else None
+    head = None
+    if callable(known):
+        with suppress(NotImplementedError):
+            head = known()
     if isinstance(head, nn.Module):
         own = {id(p) for name, p in head.named_parameters() if "lora" not in name.lower()}
         return own & {id(layer.parameter) for layer in found}
@@ -129,7 +135,20 @@ def _heads(model: nn.Module, found: Sequence[Layer]) -> set[int]:
         holder, block = _module(model, path[:i]), _module(model, path[: i + 1])
         if path[i].isdigit() and sum(type(one) is type(block) for one in holder.children()) > 1:
             return set()
-    return {id(last.parameter)}
+    beside = _linear_siblings(_module(model, path[:-1])) if path else []
+    if id(last.parameter) not in map(id, beside):
+        return {id(last.parameter)}
+    if len({one.shape[1] for one in beside}) == 1 and any(a.shape[0] != b.shape[1] for a, b in pairwise(beside)):
+        return set(map(id, beside))
+    equal = len(beside) > 1 and len({one.shape for one in beside}) == 1
+    return set() if equal and isinstance(_module(model, path[:-1]), nn.ModuleList) else {id(last.parameter)}
+
+
+def _linear_siblings(holder: nn.Module) -> list[Tensor]:
+    """Return the weights of the linear layers directly in a list or dict of modules, which has no order of its own."""
+    if not isinstance(holder, nn.ModuleList | nn.ModuleDict):
+        return []
+    return [module.weight for module in map(_inside, holder.children()) if isinstance(module, nn.Linear)]
 
 
 def _inside(model: nn.Module) -> Any:

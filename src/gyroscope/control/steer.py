@@ -42,6 +42,9 @@ _INSTEAD = {
     ),
 }
 
+#: Options of torch's optimizers that one may look for among the arguments of `steer`.
+_INNER_OPTIONS = {"betas", "eps", "momentum", "nesterov", "amsgrad", "fused", "foreach", "capturable", "ns_steps"}
+
 #: The fewest steps within which a layer may forget its direction, if gradients are independent.
 _SHORTEST_MEMORY = 10.0
 
@@ -117,7 +120,8 @@ def steer(
     """
     for name in rejected:
         if name not in _INSTEAD:
-            raise TypeError(f"steer() got an unexpected keyword argument {name!r}")
+            hint = " Options of the inner optimizer go into `inner_options`, a dict." if name in _INNER_OPTIONS else ""
+            raise TypeError(f"steer() got an unexpected keyword argument {name!r}.{hint}")
         raise ControlError(f"`{name}` is not an argument of steer, got {rejected[name]!r}. Give {_INSTEAD[name]}.")
     inner = _suited(model) if inner is None else inner
     named = isinstance(inner, str) or not callable(inner)
@@ -125,11 +129,13 @@ def steer(
     lr = rate if isinstance(rate, Tensor) else chosen.rate if rate is None else real(rate)
     rate = _checked("rate", chosen.rate if rate is None else rate, chosen.rate)
     others_lr = _checked("others_lr", chosen.others_lr if others_lr is None else others_lr, chosen.others_lr)
-    embeddings, heads = (mine or theirs for mine, theirs in ((embeddings, chosen.embeddings), (heads, chosen.heads)))
+    embeddings = chosen.embeddings if embeddings is None else embeddings
+    heads = chosen.heads if heads is None else heads
     choice(embeddings, "embeddings", get_args(Rule), ControlError)
     choice(heads, "heads", get_args(Rule), ControlError)
-    norms = norms or chosen.norms
+    norms = chosen.norms if norms is None else norms
     choice(norms, "norms", get_args(Norms), ControlError)
+    choice(granularity, "granularity", get_args(Granularity), ControlError)
     project = chosen.project if project is None else flag(project, "project", ControlError)
     on_gpu = {"capturable": True} if isinstance(lr, Tensor) and lr.is_cuda else {}
     its_own = {**chosen.options, **(on_gpu if chosen.inner == "AdamW" else {})} if named else {}
@@ -139,6 +145,7 @@ def steer(
     turning = [route for route in routed if route.rule == "turn"]
     if not turning:
         raise ControlError(_why_nothing_turns(routed))
+    _check_dense(routed)
     groups = _groups(routed, lr, others_lr / rate)
     its = _made(maker(chosen) if named else inner, groups["turn"], options, turning)
     others = _with_options(AdamW, groups["plain"] or [{"params": []}], {"weight_decay": 0.0, **others_options})
@@ -223,11 +230,15 @@ class Steered(Layca):
         heads = ["parameters", "shape", "role", "rule", "rate"]
         collapsed: dict[tuple[str, ...], list[str]] = {}
         counts = dict.fromkeys(get_args(Rule), 0)
+        segments = {id(self.param_groups[g]["params"][j]): e.segments for g, j, e in self._roster.places()}
         for g, group in enumerate(self.param_groups):
             counts[group["rule"]] += len(group["params"])
             for name, p in zip(names_of(group, g), group["params"], strict=True):
                 like = re.sub(r"(?<![^.])\d+(?=\.)", "*", name)
-                key = (like, " × ".join(map(str, p.shape)) or "1", group["role"], group["rule"], self._said_rate(group))
+                shape, rule = " × ".join(map(str, p.shape)) or "1", group["rule"]
+                if (parts := segments.get(id(p), 1)) > 1:
+                    rule += f", {parts} parts"
+                key = (like, shape, group["role"], rule, self._said_rate(group))
                 collapsed.setdefault(key, []).append(name)
         rows = [
             [names[0] if len(names) == 1 else f"{key[0]} ({len(names)})", *key[1:]] for key, names in collapsed.items()
@@ -279,11 +290,25 @@ def _why_nothing_turns(routed: Sequence[Route]) -> str:
     found = [f"{route.name} ({route.role})" for route in routed if route.layer is not None]
     if found:
         return (
-            f"No matrix of the model turns; stepped plainly or frozen are {few(found)}. Let them turn with "
-            'heads="turn" or embeddings="turn", or use torch.optim.AdamW.'
+            f"No matrix of the model turns; its matrices are stepped plainly or frozen: {few(found)}. Let them turn "
+            'with heads="turn" or embeddings="turn", or use torch.optim.AdamW.'
         )
     what = f"its {len(routed)} parameters that need a gradient are vectors" if routed else "none needs a gradient"
     return f"The model has no matrix to turn: {what}. Use torch.optim.AdamW, or call requires_grad_() on its layers."
+
+
+def _check_dense(routed: Sequence[Route]) -> None:
+    """Reject embeddings with sparse gradients, which neither Layca nor AdamW can step."""
+    sparse = [
+        route.name
+        for route in routed
+        if route.rule != "frozen" and route.layer is not None and getattr(route.layer.module, "sparse", False) is True
+    ]
+    if sparse:
+        raise ControlError(
+            f"These embeddings have sparse gradients, which AdamW does not step: {few(sparse)}. Build them with "
+            'sparse=False, or use embeddings="frozen".'
+        )
 
 
 def _groups(routed: Sequence[Route], rate: float | Tensor, relative_lr: float) -> dict[str, list[Group]]:
@@ -335,6 +360,11 @@ def _with_options(make: Any, groups: list[Group], options: dict[str, Any]) -> An
         return make(groups, **options)
     except (TypeError, ValueError) as error:
         name = getattr(make, "__name__", repr(make))
+        if not options:
+            raise ControlError(
+                f"`inner` must be a function of a list of parameter groups, such as torch.optim.NAdam; {name} failed "
+                f"on them ({error})."
+            ) from error
         raise ControlError(
             f"{name} could not be made with the options {options} ({error}). Give options that it knows."
         ) from error
@@ -361,6 +391,7 @@ def _warn_beyond(rate: float, group: Group) -> None:
         most = math.sqrt(2 / (_SHORTEST_MEMORY * faster))
         warnings.warn(
             f"`rate` {rate:.3g} is beyond the stable range: with a momentum of {beta:g} a layer forgets its direction "
-            f"within {memory:.2g} steps. Stay below {most:.2g}; the preset has 0.028 for AdamW and 3**-3 for SGD.",
+            f"within {memory:.2g} steps. Stay below {most:.2g}; the presets have 0.028 for AdamW and "
+            "Muon, and 3**-3 for SGD.",
             stacklevel=3,
         )

@@ -706,10 +706,11 @@ class Steering:
         """Return the parameters whose gradients are not finite (waits for the device)."""
         names, grads = [], []
         for g, group in enumerate(self.inner.param_groups):
+            given = group.get("param_names") or [f"parameter {j} of group {g}" for j in range(len(group["params"]))]
             for j, p in enumerate(group["params"]):
                 if p.grad is not None:
                     e = self.roster.groups[g].get(j)
-                    names.append(e.name if e else f"parameter {j} of group {g}")
+                    names.append(e.name if e else given[j])
                     dense = p.grad.to_dense() if p.grad.is_sparse else p.grad
                     grads.append(torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense)
         finite = torch.isfinite(dots({"gg": (grads, grads)})[:, 0]).tolist()

@@ -288,7 +288,7 @@ class Wrapper(Optimizer):
             post(self)
 
     def _save(self) -> dict[str, Any]:
-        return self.inner.state_dict()
+        return with_dtypes(self.inner.state_dict(), self.inner)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         load_uncast(self.inner, state_dict)
@@ -493,15 +493,19 @@ def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """Load a state into an optimizer, where every tensor keeps the dtype that it was saved in.
 
     `load_state_dict` casts floating-point state to the parameter's dtype: a float32 norm would come back from a
-    bfloat16 model with three digits.
+    bfloat16 model with three digits. State that had the dtype of its parameter has that of the new one, as in torch,
+    since most optimizers cannot step with two.
     """
     check_state(optimizer, state_dict)
+    dtypes = state_dict.get("dtypes")
+    dtypes = dtypes if isinstance(dtypes, Mapping) else {}
     before: dict[str, Any] = {"state": optimizer.state, "param_groups": optimizer.param_groups}
     heard: Any = getattr(optimizer, "_optimizer_load_state_dict_post_hooks", OrderedDict())
     try:
         # The hooks are called once the state has been found complete.
         optimizer._optimizer_load_state_dict_post_hooks = OrderedDict()
-        optimizer.load_state_dict({k: state_dict[k] for k in before})
+        also = {"dtypes": dtypes} if isinstance(optimizer, Wrapper) else {}
+        optimizer.load_state_dict({k: state_dict[k] for k in before} | also)
         # Older states lack newer options, which torch fills in; the first step would fail on what is still missing.
         pairs = list(zip(before["param_groups"], optimizer.param_groups, strict=True))
         lost = [name for name in optimizer.defaults for old, new in pairs if name in old and name not in new]
@@ -514,8 +518,9 @@ def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         for name, value in before.items():
             if getattr(optimizer, name) is not value:
                 setattr(optimizer, name, value)
+        name = type(main(optimizer)).__name__
         raise ControlError(
-            f"The state could not be loaded into the {type(optimizer).__name__} ({type(error).__name__}: {error}); "
+            f"The state could not be loaded into the {name} ({type(error).__name__}: {error}); "
             "nothing was changed. Pass what state_dict() returned, or load another checkpoint."
         ) from error
     finally:
@@ -525,5 +530,20 @@ def load_uncast(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         for key, p in zip(group["params"], mine["params"], strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
                 loaded = optimizer.state[p].get(name)
-                if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
+                if not isinstance(value, Tensor) or not isinstance(loaded, Tensor) or loaded.dtype == value.dtype:
+                    continue
+                follows = dtypes.get(key) == str(value.dtype) != str(p.dtype)
+                if name in OWN or not follows:
                     optimizer.state[p][name] = value.detach().to(loaded.device, copy=True)
+
+
+def with_dtypes(saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """Return a state of an optimizer, with the dtypes of the parameters by their keys, for `load_uncast`.
+
+    >>> sgd = torch.optim.SGD([torch.zeros(2)])
+    >>> with_dtypes(sgd.state_dict(), sgd)["dtypes"]
+    {0: 'torch.float32'}
+    """
+    pairs = zip(saved["param_groups"], optimizer.param_groups, strict=True)
+    keyed = (pair for group, mine in pairs for pair in zip(group["params"], mine["params"], strict=True))
+    return {**saved, "dtypes": {key: str(p.dtype) for key, p in keyed}}

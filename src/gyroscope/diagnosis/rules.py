@@ -739,14 +739,16 @@ def decay_dominates(course: Course) -> Finding | None:
 
 def dead_units(course: Course) -> Finding | None:
     """A layer with hardly any unit that is ever active."""
-    dead = course["dying_channels"]
-    known = np.isfinite(dead)
+    dead, norm = course["dying_channels"], course["weight_norm"]
+    # Units are seen before a step, and norms are measured after it: weights that begin at zero have no units yet.
+    before = np.concatenate([norm[:1], norm[:-1]])
+    known = np.isfinite(dead) & (before != 0)
     hidden = np.arange(len(course.layers)) < len(course.layers) - 1
     which = hidden & course.weights & known.any(0)
     which &= _quiet(np.nanmin, np.where(known, dead, np.nan), axis=0) >= LIMITS.dead
     if not which.any():
         return None
-    share = _quiet(np.nanmin, dead, axis=0)
+    share = _quiet(np.nanmin, np.where(known, dead, np.nan), axis=0)
     order = sorted(np.flatnonzero(which).tolist(), key=lambda i: -float(share[i]))
     names = [course.names[i] for i in order]
     return _finding(

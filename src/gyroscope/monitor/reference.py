@@ -712,7 +712,10 @@ def read_tensors(path: Path) -> Mapping[str, Any]:
     """Return the tensors of a checkpoint file, or of a run's reference; nothing in it is executed."""
     file = path / _reference_file(path) if os.path.isdir(path) else path
     if not os.path.isfile(file):
-        raise MonitorError(f"There is no file {file}. Pass the path of a checkpoint, or of a run that has a {FILE}.")
+        raise MonitorError(
+            f"There is no file {file}. Pass the path of a checkpoint, or of a run that has a {FILE}; "
+            '"pretrained" for the weights as they are now.'
+        )
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -191,7 +191,7 @@ class Preconditioner(Wrapper, Generic[R]):
             )
 
     def _save(self) -> dict[str, Any]:
-        saved = self.inner.state_dict()
+        saved = super()._save()
         state = dict(saved["state"])
         for i, key in self._keys(saved).items():
             # In a copy: torch's optimizers take a state that is not empty for one that they have set up.
