@@ -141,7 +141,7 @@ def test_a_schedule_moves_every_rate_of_a_steered_model():
     assert {group["lr"] for group in optimizer.param_groups} == {recipe.rate / 2}
 
 
-@pytest.mark.parametrize("recipe", [RECIPES[0], RECIPES[1], RECIPES[3]], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", [RECIPES[0], RECIPES[1], RECIPES[3], RECIPES[4]], ids=lambda recipe: recipe.name)
 def test_captured_steps_read_every_rate_where_a_schedule_writes_it(recipe):
     assert recipe.capturable
     optimizer = recipe.make(net(), captured=True)

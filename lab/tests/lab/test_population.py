@@ -93,9 +93,15 @@ def test_residual_blocks_compiled_one_by_one_give_what_the_network_gives(tmp_pat
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "recipe", [*map(steered, ("adamw", "sgd", "muon")), adamw(GPT.smoke, 1e-3, 0.1)], ids=lambda recipe: recipe.name
+    "recipe",
+    [
+        *map(steered, ("adamw", "sgd", "muon")),
+        adamw(GPT.smoke, 1e-3, 0.1),
+        Recipe("NadamW", 1e-3, optimizer="nadamw", weight_decay=0.1),
+    ],
+    ids=lambda recipe: recipe.name,
 )
-def test_captured_steps_of_steered_transformers_are_those_taken_one_by_one(tmp_path, exact, recipe):
+def test_captured_steps_of_transformers_are_those_taken_one_by_one(tmp_path, exact, recipe):
     trials = [
         Trial(replace(GPT.smoke, schedule=replace(GPT.smoke.schedule, epochs=3)), recipe, seed) for seed in (0, 1)
     ]

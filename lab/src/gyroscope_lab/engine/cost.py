@@ -60,10 +60,10 @@ _OPERATION_ON_GPU, _OPERATION_ON_CPU = 2.5e-14, 1.25e-11
 # of 256 units 13 to 16 ms (5 under Adam), because eigenvalues take W³.
 _ANALYSIS_ON_GPU, _ANALYSIS_ON_CPU, _CUBE_ON_CPU = 1.7e-3, 1.2e-3, 7e-10
 # Seconds per operation of a transformer or LSTM on one core of a CPU (a GPT of 3 blocks of width 64), and on an H200 in
-# bf16, a guess of a quarter of its peak. Its weights per block and squared width.
-_SEQUENCE_ON_CPU, _SEQUENCE_ON_GPU = 2.6e-11, 4e-15
-# Seconds per weight matrix of a block and step, captured, on an H200 shared by eight: a guess.
-_SEQUENCE_LAYER_ON_GPU = 2.8e-5
+# bf16 (one of 6 blocks of width 384, four side by side). Its weights per block and squared width.
+_SEQUENCE_ON_CPU, _SEQUENCE_ON_GPU = 2.6e-11, 6e-15
+# Seconds per weight matrix of a block and captured step: GPTs of 4 and 8 blocks of width 128, ten side by side.
+_SEQUENCE_LAYER_ON_GPU = 1.2e-4
 _SEQUENCE_WEIGHTS = {"gpt-small": 12, "vit-small": 12, "lstm-small": 8}
 # Seconds of the shortest kept trainings on an H200 shared by eight, start and end included.
 _LEAST_ON_GPU = 1.0

@@ -13,8 +13,9 @@ from gyroscope.layers import layers
 from gyroscope.vectors import dots
 from gyroscope_lab.data.split import Split
 
-# The activations of this many images fit on any device.
+# The activations of this many images fit on any device, and so do the logits of this many characters.
 _AT_ONCE = {"cpu": 2000, "cuda": 5000}
+_CHARACTERS = {"cpu": 2000, "cuda": 2**16}
 # Norms whose ratio, shorter to longer, is at least this can be subtracted.
 _ALIKE = 1e-3
 
@@ -98,7 +99,8 @@ def mean_loss(forward: Callable[[Tensor], Tensor], split: Split, x: Tensor, y: T
     """Return the mean cross-entropy of the labels, on the device."""
     found = torch.zeros((), dtype=torch.float64, device=y.device)
     # Losses need the logits in float32, not their argmax alone: of fewer examples at a time.
-    size = max(1, _AT_ONCE.get(y.device.type, 2000) // max(1, y[:1].numel()))
+    most = _AT_ONCE if y.dim() == 1 else _CHARACTERS
+    size = max(1, most.get(y.device.type, 2000) // max(1, y[:1].numel()))
     for inputs, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
         scores = forward(split.inputs(inputs.to(y.device))).float()
         found += F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")

@@ -119,7 +119,7 @@ FACTORIES: dict[str, Factory] = {
     "steer": Factory(steered, capturable=True),
     "muon": Factory(muon),
     "adamw-text": Factory(adamw, capturable=True),
-    "nadamw": Factory(nadamw),
+    "nadamw": Factory(nadamw, capturable=True),
     "schedule-free": Factory(schedule_free, own_rates=True),
     "prodigy": Factory(prodigy),
 }

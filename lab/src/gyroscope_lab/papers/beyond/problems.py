@@ -28,6 +28,8 @@ from gyroscope_lab.training.tasks import task
 RATES = {"sgd": 3.0**-3, "adamw": 0.028, "muon": 0.028}
 #: The share of the steps over which recipes other than steering warm up.
 WARMUP = 0.05
+#: Epochs of the images' tasks at full scale: a third of the papers' or fewer, so that grids can be paid for.
+EPOCHS = 30
 #: Smallest differences that count: points of accuracy, and nats of the loss of a text.
 POINTS, NATS = 0.5, 0.01
 
@@ -79,7 +81,7 @@ class Problem:
 
 def _images(name: str, full: Task, model: str, *, convolutional: bool = True, **options: Any) -> Problem:
     """A problem whose stand-in is a network on the digits."""
-    long = replace(full.schedule, cuts=(), cosine=True, restarts=False)
+    long = replace(full.schedule, epochs=EPOCHS, cuts=(), cosine=True, restarts=False)
     whole = replace(full, name=f"cosine-{full.name}", schedule=long, tests="last", stop_at=None, fails=None)
     own = f"cosine-digits-{model.removeprefix('digits-')}" + "-keras" * options.get("keras", False)
     small = Task(own, _DIGITS, model, tuple(options.items()), _SMALL_IMAGES, test_loss=True)
