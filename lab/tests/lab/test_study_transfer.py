@@ -93,6 +93,24 @@ def test_a_rate_that_moves_is_not_shown_to_transfer(tmp_path):
     assert [verdict.holds for verdict in report.verdicts] == [False, False, False]
 
 
+def test_of_sizes_that_are_known_in_part_nothing_is_said_and_verdicts_wait_for_them(tmp_path):
+    whole = lab_of(tmp_path, valleys(2))
+    wide = sized(whole)["width 128"]
+
+    class Partly(type(whole)):
+        """Knows the larger network at the lowest rates only."""
+
+        def held(self, trials):
+            lowest = {rates[0] for rates in kinds(self).values()}
+            return [t for t in trials if t.task.options != wide.options or t.recipe.rate in lowest]
+
+    lab = Partly(whole.archive, whole.scale, make=whole.make)
+    assert all([curve.size for curve in its].count("width 128") == 0 for its in curves(lab).values())
+    verdicts = STUDY.conclude(lab).verdicts
+    assert [verdict.holds for verdict in verdicts] == [None, None, None]
+    assert "0.000 on average" in verdicts[0].here
+
+
 def test_a_smoke_test_has_the_numbers_of_the_archive(lab, tmp_path):
     report = STUDY.run(lab)
     assert {verdict.holds for verdict in report.verdicts} == {None}

@@ -150,11 +150,11 @@ class Tuned:
 def tune(lab: Lab, task: Task, grid: Grid) -> Tuned | None:
     """Return an optimizer tuned on a grid, which is extended where its best setting lies at an edge.
 
-    None if nothing of the grid is known.
+    None until the whole of its first grid is known.
     """
     tried = _scores(lab, task, grid, grid.settings())
     least = 0.99 * NO_DECAY * min(grid.decays)
-    if not tried:
+    if len(tried) < len(grid.settings()):
         return None
     for _ in range(2 * MOVES):
         best = _best(tried)

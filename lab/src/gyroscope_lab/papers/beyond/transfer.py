@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, log2, nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.beyond.problems import GPT, NATS, adamw, decided, deviation, mean, raw, score, seeds, steered
@@ -29,6 +29,7 @@ from gyroscope_lab.training.trial import Trial
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def one_rate(its: Sequence[Curve]) -> tuple[float, float]:
 
 
 def curves(lab: Lab) -> dict[str, list[Curve]]:
-    """Return the curves of each kind, the smallest size first; sizes of which nothing is known are left out."""
+    """Return the curves of each kind, the smallest size first; a size is left out until its grid is known."""
     found = {kind: _extended(lab, kind, rates) for kind, rates in kinds(lab).items()}
     return {kind: its for kind, its in found.items() if its}
 
@@ -199,7 +200,7 @@ def _curves(lab: Lab, kind: str, rates: Sequence[float]) -> list[Curve]:
     result = []
     for size, task in sized(lab).items():
         its = {rate: known[key] for rate in rates if (key := (task, recipe(task, kind, rate))) in known}
-        if its:
+        if all(rate in its for rate in kinds(lab)[kind]):
             result.append(Curve(kind, size, its))
     return result
 
@@ -209,7 +210,7 @@ def conclude(lab: Lab) -> Report:
     by_kind = {kind: its for kind, its in curves(lab).items() if its[0].size == "smallest"}
     some(list(by_kind))
     return Report(
-        {"figure": _draw(by_kind)},
+        {"figure": _draw(by_kind, list(sized(lab)))},
         tuple(_table(kind, its) for kind, its in by_kind.items()),
         tuple(_verdicts(lab, by_kind)),
         {"cells": [raw(cell) for its in by_kind.values() for curve in its for cell in curve.cells.values()]},
@@ -229,10 +230,13 @@ def _table(kind: str, its: Sequence[Curve]) -> Table:
 
 
 def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]:
+    shared = set.intersection(*({curve.size for curve in its} for its in by_kind.values()))
+    by_kind = {kind: [curve for curve in its if curve.size in shared] for kind, its in by_kind.items()}
     lost = {kind: [curve.lost(its[0]) for curve in its[1:]] for kind, its in by_kind.items()}
     moved = {kind: [abs(curve.moved(its[0])) for curve in its[1:]] for kind, its in by_kind.items()}
-    if "AdamW" not in lost or len({len(values) for values in lost.values()}) > 1 or not lost["AdamW"]:
+    if "AdamW" not in lost or not lost["AdamW"]:
         return []
+    whole = shared == set(sized(lab)) and len(by_kind) == len(kinds(lab))
     least = {kind: one_rate(its) for kind, its in by_kind.items()}
     found = []
     for kind in lost:
@@ -240,7 +244,7 @@ def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]
             continue
         worst, mine, theirs = max(lost[kind]), mean(lost[kind]), mean(lost["AdamW"])
         its = [cell for one in (kind, "AdamW") for curve in by_kind[one] for cell in curve.cells.values()]
-        known = decided(lab, its) and all(map(isfinite, lost[kind]))
+        known = whole and decided(lab, its) and all(map(isfinite, lost[kind]))
         found += [
             Verdict(
                 f"{kind}: the rate of the smallest network serves all sizes and lengths",
@@ -265,15 +269,16 @@ def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]
     return found
 
 
-def _draw(by_kind: Mapping[str, Sequence[Curve]]) -> Figure:
-    """Draw the loss by rate, one panel per kind, one line per size."""
+def _draw(by_kind: Mapping[str, Sequence[Curve]], sizes: Sequence[str]) -> Figure:
+    """Draw the loss by rate, one panel per kind, one line per size, of the same color in all panels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.2 + 3.0 * len(by_kind), 3.4), layout="constrained")
     axes = figure.subplots(1, len(by_kind), squeeze=False, sharey=True)[0]
+    lines: dict[str, Line2D] = {}
     for ax, (kind, its) in zip(axes, by_kind.items(), strict=True):
-        for place, curve in enumerate(its):
-            _line(ax, curve, place)
+        for curve in its:
+            lines[curve.size] = _line(ax, curve, sizes.index(curve.size))
         ax.axvline(its[0].best, color="0.6", linewidth=0.8, linestyle=":")
         ax.set(xscale="log", xlabel="η" if kind == "AdamW" else "ρ")
         rates = sorted({rate for curve in its for rate in curve.cells})
@@ -282,16 +287,18 @@ def _draw(by_kind: Mapping[str, Sequence[Curve]]) -> Figure:
         ax.set_title(kind, fontsize=9)
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("best test loss (nats)")
-    axes[-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    drawn = [lines[size] for size in sizes if size in lines]
+    axes[-1].legend(handles=drawn, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.suptitle("Loss by rate (rings: the best; dotted: that of the smallest)")
     return figure
 
 
-def _line(ax: Axes, curve: Curve, place: int) -> None:
+def _line(ax: Axes, curve: Curve, place: int) -> Line2D:
     known = {rate: value for rate, value in curve.losses.items() if isfinite(value)}
     color = "black" if place == 0 else f"C{place - 1}"
-    ax.plot(list(known), list(known.values()), "o-", color=color, markersize=3, linewidth=1.2, label=curve.size)
     ax.plot(curve.best, curve.losses[curve.best], "o", color=color, markersize=8, fillstyle="none")
+    style: dict[str, Any] = {"color": color, "markersize": 3, "linewidth": 1.2, "label": curve.size}
+    return ax.plot(list(known), list(known.values()), "o-", **style)[0]
 
 
 STUDIES = (
