@@ -74,6 +74,8 @@ def targets() -> list[str]:
     for name in SETS:
         row(f"H200, graph, {SETS[name]}: general path over SGD-momentum, extra copies of the parameters", 2.5,
             r[name]["graph: general path over sgd-momentum, copies of the parameters"])  # fmt: skip
+    row("H200, eager, ResNet-1202: general path over SGD-momentum, extra copies of the parameters", 20,
+        r["resnet-1202"]["eager: general path over sgd-momentum, copies of the parameters"])  # fmt: skip
     row("H200, ResNet-1202: host microseconds per layer", 0.5, r["resnet-1202"]["host microseconds a layer, layca sgd"])
     for name in SETS:
         for said, label in (("Layca(SGD)", "layca sgd"), ("Layca(SGD), compiled", "layca sgd native")):
