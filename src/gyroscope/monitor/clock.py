@@ -26,6 +26,8 @@ _DETAILS = 0.3
 _ANALYSES = 0.3
 # The smallest share of the budget for measuring, however much the bookkeeping of other steps takes.
 _LEAST = 0.25
+# An interval may be too short by this part of `every`: costs are averages, which come close to a number from above.
+_CLOSE = 0.01
 # The number of steps from the first analysis to the second: the cost of the first says little in a new process.
 _SECOND = 32
 
@@ -196,14 +198,14 @@ class Clock:
         allowed = (1 - self._share) * self.budget * self.train
         # The bookkeeping of every step is paid whatever the interval.
         least = self.price / max(allowed - self.idle * self.exposed, _LEAST * allowed)
-        return every * max(1, math.ceil(least / every - 1e-9))
+        return every * max(1, math.ceil(least / every - _CLOSE))
 
     def details_stretched(self, every: int) -> int:
         """Return the interval of sampled steps, a multiple of `every`, that keeps to their share of the budget."""
         if self.budget is None or self.details < 2 or self.train <= 0:
             return every
         least = self.detail / (_DETAILS * self.budget * self.train)
-        return every * max(1, math.ceil(least / every - 1e-9))
+        return every * max(1, math.ceil(least / every - _CLOSE))
 
     def cost(
         self, *, interval: int, details: int, steps: int, measured: int, held: str, analyses: int = 0, **memory: Any
@@ -226,19 +228,26 @@ class Clock:
 
 
 class Stopwatch:
-    """Divides the time of the training thread into the monitor's own, between entering and leaving, and the rest."""
+    """Divides the time of the training thread into the monitor's own, between entering and leaving, and the rest.
+
+    Attributes:
+        outside, own: seconds of the rest and of the monitor since they were last taken.
+        since: the time up to which they are counted.
+    """
+
+    __slots__ = ("_depth", "outside", "own", "since")
 
     def __init__(self) -> None:
-        self._own = self._outside = 0.0
-        self._since: float | None = None
+        self.own = self.outside = 0.0
+        self.since = math.nan
         self._depth = 0
 
     def __enter__(self) -> Stopwatch:
         self._depth += 1
         if self._depth == 1:
             now = perf_counter()
-            self._outside += 0.0 if self._since is None else now - self._since
-            self._since = now
+            self.outside += now - self.since if self.since == self.since else 0.0
+            self.since = now
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -249,14 +258,14 @@ class Stopwatch:
     def take(self) -> tuple[float, float]:
         """Return the seconds outside and those of the monitor since the last call; to be called inside."""
         self._stop()
-        outside, own = self._outside, self._own
-        self._outside = self._own = 0.0
+        outside, own = self.outside, self.own
+        self.outside = self.own = 0.0
         return outside, own
 
     def _stop(self) -> None:
         now = perf_counter()
-        self._own += now - (now if self._since is None else self._since)
-        self._since = now
+        self.own += now - self.since
+        self.since = now
 
 
 def _average(old: float, new: float, count: int) -> float:
@@ -278,6 +287,9 @@ _PATIENCE = 4
 
 class Pace:
     """Decides which steps are measured; `details` if some are sampled, `shared` if ranks measure together.
+
+    Attributes:
+        passed: seconds outside and of the monitor, of steps in which nothing was due and that are still to be counted.
 
     >>> pace = Pace(every=10, budget=None, detail_every=100)
     >>> pace.due(step=20, last=10), pace.due(step=21, last=20)
@@ -313,6 +325,7 @@ class Pace:
         self._adopted = -_PATIENCE
         self._carried = 0.0
         self._follows = False
+        self.passed: list[tuple[float, float]] = []
 
     def set_every(self, every: int) -> None:
         """Set another interval; of ranks that measure together the first one decides, when they next agree.
@@ -324,6 +337,15 @@ class Pace:
             return
         self.every = self.interval = every
         self._adopted = self.measurements + LEARNING
+
+    def quiet(self, step: int, last: int) -> int:
+        """Return the number of steps after `step` that are not due, where `last` was measured before.
+
+        >>> Pace(every=10, budget=None, detail_every=100).quiet(step=13, last=10)
+        6
+        """
+        earliest = step + 1 if self.interval == self.every else max(step + 1, last + self.interval)
+        return -(-earliest // self.every) * self.every - step - 1
 
     def due(self, step: int, last: int, *, asked_for: bool = False) -> bool:
         """Return whether to measure `step`, where `last` was measured before; always if it was asked for."""
@@ -356,6 +378,7 @@ class Pace:
         self, *, outside: float, own: float, measured: bool, sampled: bool, exposed: bool, analyzed: bool = False
     ) -> None:
         """Count a step of `outside` seconds of training and `own` seconds of measuring."""
+        self.average()
         self.taken += 1
         self.measurements += measured
         if analyzed:
@@ -372,6 +395,14 @@ class Pace:
         elif self.clock.train > 0:  # the cost of a step without detail must be known first
             self.clock.sampled(outside - self.clock.train + own - self.clock.host)
         self._follows = measured
+
+    def average(self) -> None:
+        """Count the steps in `passed`."""
+        self.taken += len(self.passed)
+        for outside, own in self.passed:
+            self.clock.step(outside)
+            self.clock.idled(own)
+        self.passed.clear()
 
     def stretch(self) -> str | None:
         """Adopt the interval that the budget allows, if it clearly differs; return a message then."""
