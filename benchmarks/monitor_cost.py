@@ -225,9 +225,10 @@ def measure_budget(name: str, device: torch.device, folder: str, *, seconds: flo
     round. A tenth of the ratios at either end is left out, as the noise of a shared machine. A block is long
     enough that the monitor, which takes the pause before it for one long step, sees few of them.
     `cpu` is the same in processor time, of training and of the writer's thread: other programs hardly change it.
+    `bare again` is a second copy without a monitor: copies lie elsewhere in memory, and differ by that.
     """
     options: dict[str, dict[str, Any]] = {"default": {}, "every 4 steps": {"every": 4, "budget": None}}
-    tasks = {one: Task(name, device) for one in ("bare", *options)}
+    tasks = {one: Task(name, device) for one in ("bare", "bare again", *options)}
     closes = [_watched(tasks[one], f"{folder}/{name}-{i}", **given) for i, (one, given) in enumerate(options.items())]
     start = time.perf_counter()
     for _ in range(20):
@@ -247,14 +248,16 @@ def measure_budget(name: str, device: torch.device, folder: str, *, seconds: flo
     result: dict[str, Any] = {
         "bare_ms": statistics.median(one["bare"][0] for one in rounds), "block": steps, "rounds": len(rounds),
     }  # fmt: skip
+    for one in ("bare again", *options):
+        result[one] = {
+            kind: _ratio([r[one][i] / r["bare"][i] - 1.0 for r in rounds]) for i, kind in enumerate(("wall", "cpu"))
+        }
     for one in options:
         cost = tasks[one].monitor.cost()  # type: ignore[attr-defined]
-        result[one] = {
-            "wall": _ratio([r[one][0] / r["bare"][0] - 1.0 for r in rounds]),
-            "cpu": _ratio([r[one][1] / r["bare"][1] - 1.0 for r in rounds]),
-            "own_account": {"share": cost.share, "seconds": cost.seconds, "step_seconds": cost.step_seconds,
-                            "interval": cost.interval, "measured": cost.measured - before[one].measured,
-                            "steps": cost.steps - before[one].steps},
+        result[one]["own_account"] = {
+            "share": cost.share, "seconds": cost.seconds, "idle_seconds": cost.idle_seconds,
+            "step_seconds": cost.step_seconds, "interval": cost.interval,
+            "measured": cost.measured - before[one].measured, "steps": cost.steps - before[one].steps,
         }  # fmt: skip
     for close in closes:
         close()
@@ -328,12 +331,13 @@ def main() -> None:
     for name in names if options.budget else ():
         with tempfile.TemporaryDirectory() as folder:
             found = result["tasks"][name] = measure_budget(name, device, folder, seconds=options.seconds)
-        for one in ("default", "every 4 steps"):
-            wall, cpu, own = (found[one][key] for key in ("wall", "cpu", "own_account"))
+        for one in ("bare again", "default", "every 4 steps"):
+            wall, cpu, own = (found[one].get(key) for key in ("wall", "cpu", "own_account"))
+            says = "" if own is None else f", own account {100 * own['share']:.2f} %, every {own['interval']} steps"
             print(
                 f"{name:13} {one:14} {100 * wall['over_bare']:+6.2f} ± {100 * wall['standard_error']:.2f} %, processor "
-                f"{100 * cpu['over_bare']:+6.2f} ± {100 * cpu['standard_error']:.2f} %, own account "
-                f"{100 * own['share']:.2f} %, every {own['interval']} steps"
+                f"{100 * cpu['over_bare']:+6.2f} ± {100 * cpu['standard_error']:.2f} %{says}",
+                flush=True,
             )
         write(out, result)
     for name in () if options.budget else names:

@@ -423,3 +423,31 @@ def test_a_request_of_any_length_is_understood(tmp_path):
     assert _requested(tmp_path) == int("7" * 18)
     (tmp_path / "sample").write_text("x" * 5000)
     assert _requested(tmp_path) == 5
+
+
+@pytest.mark.parametrize("interval", [4, 50])
+def test_the_time_in_which_training_fills_its_caches_again_counts(interval):
+    """And not that of a pause, such as an evaluation, that always comes after a measured step."""
+    slower = {0: 0.0001, 1: 0.0006, 2: 0.0003}
+    refilled, paused = (Pace(every=interval, budget=None, detail_every=100) for _ in range(2))
+    for step in range(interval, 100 * interval):
+        since = step % interval
+        given = {"own": 0.0 if since else 0.002, "measured": not since, "sampled": False, "exposed": True}
+        refilled.account(outside=0.01 + slower.get(since, 0.0), **given)
+        paused.account(outside=5.0 if since == 1 else 0.01, **given)
+    assert refilled.clock.train == pytest.approx(0.01, rel=0.01)
+    assert refilled.clock.price == pytest.approx(0.003, rel=0.01)
+    assert paused.clock.train == pytest.approx(0.01, rel=0.01)
+    assert paused.clock.price == pytest.approx(0.004, rel=0.01)  # as much again as the measurement itself, at most
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_where_all_steps_are_close_to_a_measured_one_their_time_is_that_of_training(interval):
+    pace = Pace(every=interval, budget=None, detail_every=100)
+    for step in range(1, 200):
+        pace.account(
+            outside=0.01, own=0.0 if step % interval else 0.002, measured=not step % interval, sampled=False,
+            exposed=True,
+        )  # fmt: skip
+    assert pace.clock.train == pytest.approx(0.01)
+    assert pace.clock.price == pytest.approx(0.002)

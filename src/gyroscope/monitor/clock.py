@@ -39,7 +39,8 @@ class Cost:
     Attributes:
         share: share of the training time at the current interval, including detail.
         seconds: time of one measured step: the larger of the host's and the device's time, plus the time of the
-            writer's thread, including sinks.
+            writer's thread, including sinks. The host's time includes what the training steps around a measured one
+            take longer than others, where the interval is long enough to compare them.
         idle_seconds: time of one step that is not measured.
         step_seconds: time of one training step, without the monitor.
         interval: the current number of steps between measurements.
@@ -110,18 +111,34 @@ class Clock:
         self.steps = 0
         self.trained = 0.0
         self.idle = 0.0
+        self.refill = 0.0
+        self._plain = self._slowed = 0
         self._idled = self._timed = 0
         self._batches = -1  # the first one opens files and writes the reference
         self._writing = 0.0
         self._written = 0
         self._lock = threading.Lock()
 
-    def step(self, seconds: float) -> None:
-        """Count a training step that took `seconds`, without the monitor's own time."""
+    def step(self, seconds: float, *, slowed: bool = False) -> None:
+        """Count a training step that took `seconds`, without the monitor's own time.
+
+        A step that a measurement has `slowed` tells how long training takes only as long as there are no others.
+        """
         self.steps += 1
         self.trained += seconds
-        if self.steps > _WARM:
-            self.train = _average(self.train, seconds, self.steps - _WARM)
+        self._plain += not slowed
+        if self.steps > _WARM and not (slowed and self._plain):
+            count = self.steps - _WARM
+            self.train = _average(self.train, seconds, count if slowed else min(count, _OUTLIERS_FROM + self._plain))
+
+    def slowed(self, seconds: float) -> None:
+        """Count by how many `seconds` the training steps around a measured one were longer than others.
+
+        Caches that are filled again take no longer than what has emptied them: a pause is not counted in full.
+        """
+        self._slowed += 1
+        seconds = max(-self.host, min(seconds, self.host))
+        self.refill += (seconds - self.refill) * max(1.0 / self._slowed, _SMOOTH)
 
     def measured(self, host: float, *, exposed: bool = True) -> None:
         """Count a measured step that took `host` seconds of the training thread.
@@ -188,7 +205,7 @@ class Clock:
     @property
     def price(self) -> float:
         """Seconds for one measured step. Host and device work at the same time, so the larger of the two counts."""
-        return max(self.host, self.device) + self.writer * self.exposed
+        return max(self.host + max(self.refill, 0.0), self.device) + self.writer * self.exposed
 
     def stretched(self, every: int) -> int:
         """Return the interval, a multiple of `every`, that keeps to the budget."""
@@ -215,7 +232,7 @@ class Clock:
         `memory` is what a `Cost` has about it.
         """
         idle = self.idle * self.exposed
-        every_step = idle + self.price / interval + self.detail / max(details, 1)
+        every_step = idle + self.price / interval + self.detail / max(details, interval)
         every_step += self.analysis_price / analyses if analyses else 0.0
         share = every_step / self.train if self.train > 0 else 0.0
         spent = idle * steps + self.price * measured + self.detail * self.details + self.analysis_price * self.analyses
@@ -281,6 +298,9 @@ _AGREE = 32
 # A number that no tensor can hold would keep the other ranks waiting forever.
 _MOST = 2**62
 
+# The number of steps after a measured one in which training fills its caches again.
+_SLOWED = 2
+
 # The number of measurements before the interval is changed again.
 _PATIENCE = 4
 
@@ -324,7 +344,8 @@ class Pace:
         self._wanted: int | None = None
         self._adopted = -_PATIENCE
         self._carried = 0.0
-        self._follows = False
+        self._since = 0  # steps since the last measured one
+        self._around: list[float] = []  # seconds of training in that step and the next ones, which it has slowed down
         self.passed: list[tuple[float, float]] = []
 
     def set_every(self, every: int) -> None:
@@ -383,25 +404,36 @@ class Pace:
         self.measurements += measured
         if analyzed:
             self.clock.analyzed(outside + own)
+        elif not measured:
+            self._between(outside, own)
         elif not sampled:
-            self.clock.step(outside)
-            if measured:
-                self.clock.measured(own + self._carried, exposed=exposed)
-                self._carried = 0.0
-            elif self._follows:  # it copies the weights of the measured step, for the next measurement
-                self._carried += max(0.0, own - self.clock.idle)
-            else:
-                self.clock.idled(own)
+            self.clock.step(outside, slowed=True)
+            self.clock.measured(own + self._carried, exposed=exposed)
+            self._carried = 0.0
         elif self.clock.train > 0:  # the cost of a step without detail must be known first
             self.clock.sampled(outside - self.clock.train + own - self.clock.host)
-        self._follows = measured
+        if measured:
+            if self._since > _SLOWED:
+                self.clock.slowed(sum(self._around) - len(self._around) * self.clock.train)
+            self._since, self._around = 0, [] if sampled or analyzed else [outside]
+
+    def _between(self, outside: float, own: float) -> None:
+        """Count a step that is not measured."""
+        self._since += 1
+        slowed = self._since <= _SLOWED
+        if self._since == 1:  # it copies the weights of the measured step, for the next measurement
+            self._carried += max(0.0, own - self.clock.idle)
+        else:
+            self.clock.idled(own)
+        self.clock.step(outside, slowed=slowed)
+        if slowed:
+            self._around.append(outside)
 
     def average(self) -> None:
         """Count the steps in `passed`."""
         self.taken += len(self.passed)
-        for outside, own in self.passed:
-            self.clock.step(outside)
-            self.clock.idled(own)
+        for seconds in self.passed:
+            self._between(*seconds)
         self.passed.clear()
 
     def stretch(self) -> str | None:
@@ -438,7 +470,7 @@ class Pace:
 
     def _adopt(self, interval: int) -> str | None:
         # The cost is never known exactly, and an interval that changes often is worse than one that is slightly off.
-        close = 0.5 <= interval / self.interval <= 1.25
+        close = 0.5 < interval / self.interval <= 1.25
         if close or self.measurements < self._adopted + _PATIENCE or (interval < self.interval and self.dropped):
             return None
         self.interval, self._adopted = interval, self.measurements
