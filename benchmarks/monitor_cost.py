@@ -52,6 +52,7 @@ class Task:
         self.x, self.y = batch(device)
         self.optimizer = optimizer(self.model.parameters(), device)
         self.after: Step = lambda: None
+        self.written = 0.0  # processor seconds of the writer's thread, up to the last block
 
     def loss(self) -> torch.Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
@@ -293,10 +294,10 @@ def measure_host(device: torch.device, folder: str, *, rounds: int) -> dict[str,
 def measure_budget(name: str, device: torch.device, folder: str, *, seconds: float) -> dict[str, Any]:
     """The default budget, and every fourth step whatever it costs, beside a bare loop: what each says of itself too.
 
-    Blocks of a second in turns, in an order that rotates, and the mean of their ratios to the bare block of the same
-    round. A tenth of the ratios at either end is left out, as the noise of a shared machine. A block is long
-    enough that the monitor, which takes the pause before it for one long step, sees few of them.
-    `cpu` is the same in processor time, of training and of the writer's thread: other programs hardly change it.
+    Blocks of a fifth of a second in turns, in an order that rotates; the time of eight together is compared with that
+    of the bare ones among them. The mean leaves out a tenth of these ratios at either end, as the noise of a shared
+    machine. `cpu` is the same in processor time, of training and of the writer's thread: other programs hardly change
+    it. Monitors take no part in the pauses between their blocks.
     `bare again` is a second copy without a monitor: copies lie elsewhere in memory, and differ by that.
     """
     options: dict[str, dict[str, Any]] = {"default": {}, "every 4 steps": {"every": 4, "budget": None}}
@@ -305,18 +306,23 @@ def measure_budget(name: str, device: torch.device, folder: str, *, seconds: flo
     start = time.perf_counter()
     for _ in range(20):
         tasks["bare"].step()
-    steps = max(4, round(20 / (time.perf_counter() - start)))
+    steps = max(4, round(4 / (time.perf_counter() - start)))
     for one in options:  # the interval is stretched after some seconds of training
         end = time.perf_counter() + 1.5 * clock.SECONDS
         while time.perf_counter() < end:
             tasks[one].step()
+        _block(tasks[one], steps)
     before = {one: tasks[one].monitor.cost() for one in options}  # type: ignore[attr-defined]
     rounds: list[dict[str, tuple[float, float]]] = []
     end = time.perf_counter() + seconds
+    names = list(tasks)
     while time.perf_counter() < end:
-        names = list(tasks)
-        turn = len(rounds) % len(names)
-        rounds.append({one: _block(tasks[one], steps) for one in (*names[turn:], *names[:turn])})
+        spent = {one: [0.0, 0.0] for one in names}
+        for turn in range(_TOGETHER):
+            for one in (*names[turn % len(names) :], *names[: turn % len(names)]):
+                for kind, ms in enumerate(_block(tasks[one], steps)):
+                    spent[one][kind] += ms / _TOGETHER
+        rounds.append({one: (its[0], its[1]) for one, its in spent.items()})
     result: dict[str, Any] = {
         "bare_ms": statistics.median(one["bare"][0] for one in rounds), "block": steps, "rounds": len(rounds),
     }  # fmt: skip
@@ -337,13 +343,24 @@ def measure_budget(name: str, device: torch.device, folder: str, *, seconds: flo
 
 
 def _block(task: Task, steps: int) -> tuple[float, float]:
-    """Milliseconds per step: by the clock, and of all processors."""
+    """Milliseconds per step: by the clock, and of the processor, for training and the writer's thread."""
     _wait(task)
-    start, used = time.perf_counter(), time.process_time()
+    monitor = getattr(task, "monitor", None)
+    if monitor is not None:
+        monitor._loop.stopwatch.since = time.perf_counter()
+    start, used = time.perf_counter(), time.thread_time()
     for _ in range(steps):
         task.step()
     _wait(task)
-    return 1e3 * (time.perf_counter() - start) / steps, 1e3 * (time.process_time() - used) / steps
+    spent, used = time.perf_counter() - start, time.thread_time() - used
+    if monitor is not None:  # what it writes between blocks counts in the next one
+        written, task.written = task.written, monitor._recorder.writer.busy_seconds
+        used += task.written - written
+    return 1e3 * spent / steps, 1e3 * used / steps
+
+
+# Blocks whose time is compared as one.
+_TOGETHER = 8
 
 
 def _ratio(ratios: list[float]) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -451,3 +453,28 @@ def test_where_all_steps_are_close_to_a_measured_one_their_time_is_that_of_train
         )  # fmt: skip
     assert pace.clock.train == pytest.approx(0.01)
     assert pace.clock.price == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize("layers", [2, 60])
+def test_a_step_in_which_nothing_is_due_calls_few_functions(tmp_path, layers):
+    """However many layers there are: 15 of 16 such steps."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    own = str(Path(gyroscope.__file__).parent)
+    calls = []
+
+    def heard(frame, event, _):
+        calls[-1] += event == "call" and frame.f_code.co_filename.startswith(own)
+
+    model(torch.ones(1, 4)).sum().backward()
+    with gyroscope.watch(model, optimizer, tmp_path / "run", every=1000, budget=None):
+        for _ in range(2):
+            optimizer.step()
+        for _ in range(32):
+            calls.append(0)
+            sys.setprofile(heard)
+            try:
+                optimizer.step()
+            finally:
+                sys.setprofile(None)
+    assert sum(count <= 8 for count in calls) == 30
