@@ -20,8 +20,9 @@ SECONDS, MEASURED = 5.0, 1000
 _WARM = 3
 _SMOOTH = 0.05
 _OUTLIERS_FROM = 5
-# The share of the budget that is reserved for sampled steps, if there are any.
-_DETAILS = 0.3
+# The share of the budget that is reserved for sampled steps, if there are any, and what they may use of the budget. The
+# rest is for what no hook sees, such as torch's calls of hooks, and for intervals that are adapted late.
+_DETAILS, _SAMPLED = 0.3, 0.2
 # The share that is reserved for analyses of conditioning, if the budget spaces them.
 _ANALYSES = 0.3
 # The smallest share of the budget for measuring, however much the bookkeeping of other steps takes.
@@ -221,7 +222,7 @@ class Clock:
         """Return the interval of sampled steps, a multiple of `every`, that keeps to their share of the budget."""
         if self.budget is None or self.details < 2 or self.train <= 0:
             return every
-        least = self.detail / (_DETAILS * self.budget * self.train)
+        least = self.detail / (_SAMPLED * self.budget * self.train)
         return every * max(1, math.ceil(least / every - _CLOSE))
 
     def cost(
@@ -470,7 +471,7 @@ class Pace:
 
     def _adopt(self, interval: int) -> str | None:
         # The cost is never known exactly, and an interval that changes often is worse than one that is slightly off.
-        close = 0.5 < interval / self.interval <= 1.25
+        close = 0.5 < interval / self.interval <= 1.1
         if close or self.measurements < self._adopted + _PATIENCE or (interval < self.interval and self.dropped):
             return None
         self.interval, self._adopted = interval, self.measurements
