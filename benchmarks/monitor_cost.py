@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class Task:
         self.x, self.y = batch(device)
         self.optimizer = optimizer(self.model.parameters(), device)
         self.after: Step = lambda: None
-        self.written = 0.0  # processor seconds of the writer's thread, up to the last block
+        self.written = 0.0  # processor seconds of the writer's thread, up to the last turn
 
     def loss(self) -> torch.Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
@@ -292,71 +293,80 @@ def measure_host(device: torch.device, folder: str, *, rounds: int) -> dict[str,
 
 
 def measure_budget(name: str, device: torch.device, folder: str, *, seconds: float) -> dict[str, Any]:
-    """The default budget, and every fourth step whatever it costs, beside a bare loop: what each says of itself too.
+    """The default budget, and every fourth step whatever it costs, against the same loop without the hooks.
 
-    Blocks of a fifth of a second in turns, in an order that rotates; the time of eight together is compared with that
-    of the bare ones among them. The mean leaves out a tenth of these ratios at either end, as the noise of a shared
-    machine. `cpu` is the same in processor time, of training and of the writer's thread: other programs hardly change
-    it. Monitors take no part in the pauses between their blocks.
-    `bare again` is a second copy without a monitor: copies lie elsewhere in memory, and differ by that.
+    Each trains one network, with and without the monitor's hooks in turns: another copy would lie elsewhere in memory,
+    which changes its speed by up to a percent. Turns are a fifth of a second long. Eight together are compared with the
+    eight bare ones among them, and a tenth of these ratios at either end is left out, as the noise of a shared machine.
+    `cpu` is the same in processor time, of training and of the writer's thread: other programs hardly change it.
     """
     options: dict[str, dict[str, Any]] = {"default": {}, "every 4 steps": {"every": 4, "budget": None}}
-    tasks = {one: Task(name, device) for one in ("bare", "bare again", *options)}
-    closes = [_watched(tasks[one], f"{folder}/{name}-{i}", **given) for i, (one, given) in enumerate(options.items())]
-    start = time.perf_counter()
-    for _ in range(20):
-        tasks["bare"].step()
-    steps = max(4, round(4 / (time.perf_counter() - start)))
-    for one in options:  # the interval is stretched after some seconds of training
-        end = time.perf_counter() + 1.5 * clock.SECONDS
+    result: dict[str, Any] = {}
+    for i, (one, given) in enumerate(options.items()):
+        task = Task(name, device)
+        close = _watched(task, f"{folder}/{name}-{i}", **given)
+        start = time.perf_counter()
+        for _ in range(20):
+            task.step()
+        steps = max(4, round(4 / (time.perf_counter() - start)))
+        while time.perf_counter() < start + 3 * clock.SECONDS:  # the interval is stretched, and stretched again
+            task.step()
+        monitor = task.monitor  # type: ignore[attr-defined]
+        _turn(task, steps)
+        before, ratios, bare_ms = monitor.cost(), ([], []), []  # type: ignore[var-annotated]
+        end = time.perf_counter() + (seconds if one == "default" else seconds / 3)
         while time.perf_counter() < end:
-            tasks[one].step()
-        _block(tasks[one], steps)
-    before = {one: tasks[one].monitor.cost() for one in options}  # type: ignore[attr-defined]
-    rounds: list[dict[str, tuple[float, float]]] = []
-    end = time.perf_counter() + seconds
-    names = list(tasks)
-    while time.perf_counter() < end:
-        spent = {one: [0.0, 0.0] for one in names}
-        for turn in range(_TOGETHER):
-            for one in (*names[turn % len(names) :], *names[: turn % len(names)]):
-                for kind, ms in enumerate(_block(tasks[one], steps)):
-                    spent[one][kind] += ms / _TOGETHER
-        rounds.append({one: (its[0], its[1]) for one, its in spent.items()})
-    result: dict[str, Any] = {
-        "bare_ms": statistics.median(one["bare"][0] for one in rounds), "block": steps, "rounds": len(rounds),
-    }  # fmt: skip
-    for one in ("bare again", *options):
+            spent = {True: [0.0, 0.0, 0], False: [0.0, 0.0, 0]}
+            for turn in range(_TOGETHER):
+                for watched in (True, False) if turn % 2 else (False, True):
+                    for kind, value in enumerate(_turn(task, steps) if watched else _bare_turn(task, steps)):
+                        spent[watched][kind] += value
+            per_step = {w: (wall / count, cpu / count) for w, (wall, cpu, count) in spent.items()}
+            bare_ms.append(1e3 * per_step[False][0])
+            for kind, found in enumerate(ratios):
+                found.append(per_step[True][kind] / per_step[False][kind] - 1.0)
+        cost = monitor.cost()
+        result.setdefault("bare_ms", statistics.median(bare_ms))
         result[one] = {
-            kind: _ratio([r[one][i] / r["bare"][i] - 1.0 for r in rounds]) for i, kind in enumerate(("wall", "cpu"))
-        }
-    for one in options:
-        cost = tasks[one].monitor.cost()  # type: ignore[attr-defined]
-        result[one]["own_account"] = {
-            "share": cost.share, "seconds": cost.seconds, "idle_seconds": cost.idle_seconds,
-            "step_seconds": cost.step_seconds, "interval": cost.interval,
-            "measured": cost.measured - before[one].measured, "steps": cost.steps - before[one].steps,
+            "block": steps, "rounds": len(bare_ms), "wall": _ratio(ratios[0]), "cpu": _ratio(ratios[1]),
+            "own_account": {
+                "share": cost.share, "seconds": cost.seconds, "idle_seconds": cost.idle_seconds,
+                "step_seconds": cost.step_seconds, "interval": cost.interval,
+                "measured": cost.measured - before.measured, "steps": cost.steps - before.steps,
+            },
         }  # fmt: skip
-    for close in closes:
         close()
     return result
 
 
-def _block(task: Task, steps: int) -> tuple[float, float]:
-    """Milliseconds per step: by the clock, and of the processor, for training and the writer's thread."""
-    _wait(task)
-    monitor = getattr(task, "monitor", None)
-    if monitor is not None:
-        monitor._loop.stopwatch.since = time.perf_counter()
+def _turn(task: Task, steps: int) -> tuple[float, float, int]:
+    """Seconds by the clock, those of the processor for training and the writer's thread, and steps."""
+    monitor = task.monitor  # type: ignore[attr-defined]
+    track, taken = monitor._tracks[0], 0
+    monitor._loop.stopwatch.since = time.perf_counter()  # it takes no part in the pause
     start, used = time.perf_counter(), time.thread_time()
-    for _ in range(steps):
+    # To a step after which nothing is prepared for the next one.
+    while taken < steps or track.fresh or track.sampling:
         task.step()
-    _wait(task)
+        taken += 1
     spent, used = time.perf_counter() - start, time.thread_time() - used
-    if monitor is not None:  # what it writes between blocks counts in the next one
-        written, task.written = task.written, monitor._recorder.writer.busy_seconds
-        used += task.written - written
-    return 1e3 * spent / steps, 1e3 * used / steps
+    # What is written between turns counts in the next one.
+    written, task.written = task.written, monitor._recorder.writer.busy_seconds
+    return spent, used + task.written - written, taken
+
+
+def _bare_turn(task: Task, steps: int) -> tuple[float, float, int]:
+    """The same without the monitor's hooks."""
+    optimizer: Any = task.optimizer
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    try:
+        start, used = time.perf_counter(), time.thread_time()
+        for _ in range(steps):
+            task.step()
+        return time.perf_counter() - start, time.thread_time() - used, steps
+    finally:
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = hooks
 
 
 # Blocks whose time is compared as one.
@@ -421,12 +431,12 @@ def main() -> None:
     for name in names if options.budget else ():
         with tempfile.TemporaryDirectory() as folder:
             found = result["tasks"][name] = measure_budget(name, device, folder, seconds=options.seconds)
-        for one in ("bare again", "default", "every 4 steps"):
-            wall, cpu, own = (found[one].get(key) for key in ("wall", "cpu", "own_account"))
-            says = "" if own is None else f", own account {100 * own['share']:.2f} %, every {own['interval']} steps"
+        for one in ("default", "every 4 steps"):
+            wall, cpu, own = (found[one][key] for key in ("wall", "cpu", "own_account"))
             print(
                 f"{name:13} {one:14} {100 * wall['over_bare']:+6.2f} ± {100 * wall['standard_error']:.2f} %, processor "
-                f"{100 * cpu['over_bare']:+6.2f} ± {100 * cpu['standard_error']:.2f} %{says}",
+                f"{100 * cpu['over_bare']:+6.2f} ± {100 * cpu['standard_error']:.2f} %, own account "
+                f"{100 * own['share']:.2f} %, every {own['interval']} steps",
                 flush=True,
             )
         write(out, result)

@@ -108,7 +108,7 @@ def summary() -> list[str]:
     for said, name in (("measuring every step", "every step"), ("by default", "default")):
         more = (100 * one["contenders"][name]["over_bare"] for one in watched.values())
         row(f"`watch`, {said}", "H200", more, "% of a training step")
-    default = [100 * one["default"]["wall"]["over_bare"] for one in small.values()]
+    default = [100 * one["default"]["cpu"]["over_bare"] for one in small.values()]
     row("`watch`, by default", "CPU, one thread", default, "% of a training step")
     for device, name in (("H200", "conditioning_cost_cuda"), ("CPU, two cores", "conditioning_cost_cpu_ours")):
         found = load(name)["networks"].values()
@@ -177,10 +177,6 @@ def measuring_targets() -> list[str]:
         row(f"H200, host time of a measured step, {what}, warm / cold", f"≤ {HOST_AIM:g} ms",
             f"{warm:.2f} / {cold:.2f} ms", max(warm, cold) <= HOST_AIM)  # fmt: skip
     for task, found in load("monitor_budget_cpu")["tasks"].items():
-        if "bare again" in found:
-            again = found["bare again"]["cpu"]
-            got = f"processor {100 * again['over_bare']:+.2f} ± {100 * again['standard_error']:.2f} %"
-            rows.append(f"| CPU, one thread, {NETWORKS[task]}: a second bare copy | | {got} | |")
         for one, aim in (("default", 0.01), ("every 4 steps", None)):
             wall, cpu, own = (found[one][key] for key in ("wall", "cpu", "own_account"))
             said = f"{one} (every {own['interval']} steps)" if aim else one

@@ -478,3 +478,12 @@ def test_a_step_in_which_nothing_is_due_calls_few_functions(tmp_path, layers):
             finally:
                 sys.setprofile(None)
     assert sum(count <= 8 for count in calls) == 30
+
+
+def test_the_writers_time_counts_where_every_measurement_has_detail():
+    clock = Clock(budget=0.01)
+    for _ in range(100):
+        clock.step(0.01)
+        clock.sampled(0.0)
+        clock.wrote(0.003)
+    assert clock.writer == pytest.approx(0.003)

@@ -115,6 +115,7 @@ class Clock:
         self.refill = 0.0
         self._plain = self._slowed = 0
         self._idled = self._timed = 0
+        self._records = 0  # measurements that the writer has been given, with and without detail
         self._batches = -1  # the first one opens files and writes the reference
         self._writing = 0.0
         self._written = 0
@@ -148,6 +149,7 @@ class Clock:
         wait for the host's own time.
         """
         with self._lock:
+            self._records += 1
             self.count += 1
             self.total += host
             if self.count > _WARM:
@@ -171,15 +173,17 @@ class Clock:
         """Count seconds of the writer's thread, for everything that was measured since the last call."""
         with self._lock:
             self._writing += seconds
-            measured = self.count - self._written
+            measured = self._records - self._written
             if measured > 0:
                 self._batches += 1
                 if self._batches > 0:
                     self.writer = _average(self.writer, self._writing / measured, self._batches)
-                self._written, self._writing = self.count, 0.0
+                self._written, self._writing = self._records, 0.0
 
     def sampled(self, seconds: float) -> None:
         """Count the additional seconds for the detail of a sampled step."""
+        with self._lock:
+            self._records += 1
         self.details += 1
         self.total += max(seconds, 0.0)
         self.detail = _average(self.detail, max(seconds, 0.0), self.details)
