@@ -180,6 +180,11 @@ class Clock:
                     self.writer = _average(self.writer, self._writing / measured, self._batches)
                 self._written, self._writing = self._records, 0.0
 
+    def paced(self) -> None:
+        """Average the writer's time anew: at another interval, other numbers of measurements are written at once."""
+        with self._lock:
+            self._batches = min(self._batches, 0)
+
     def sampled(self, seconds: float) -> None:
         """Count the additional seconds for the detail of a sampled step."""
         with self._lock:
@@ -479,4 +484,5 @@ class Pace:
         if close or self.measurements < self._adopted + _PATIENCE or (interval < self.interval and self.dropped):
             return None
         self.interval, self._adopted = interval, self.measurements
+        self.clock.paced()
         return f"measuring every {interval} steps to stay within the budget"
