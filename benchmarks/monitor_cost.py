@@ -7,17 +7,21 @@
 Every contender trains its own copy of the network; they take turns in one run. `every step` measures all quantities on
 the weight side at every step; `default` is what `gyroscope.watch(model, optimizer)` does, after it has learnt the
 price, in blocks of seconds beside bare ones. On CUDA steps of each network also run under
-`torch.cuda.set_sync_debug_mode("error")`.
+`torch.cuda.set_sync_debug_mode("error")`, and `host` is what a measured step adds to the time of the host alone.
+`--seconds 8` is meant to end within about 100 seconds on an H200.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import random
 import shutil
 import statistics
 import sys
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +53,7 @@ class Task:
         self.x, self.y = batch(device)
         self.optimizer = optimizer(self.model.parameters(), device)
         self.after: Step = lambda: None
+        self.written = 0.0  # processor seconds of the writer's thread, up to the last turn
 
     def loss(self) -> torch.Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
@@ -96,6 +101,7 @@ _TASKS: dict[str, tuple[Any, Any, Any]] = {
     "small_layers": (networks.small_layers, _narrow, _sgd),
     "cnn": (networks.cnn, _images(64, 32, 10), _sgd),
     "resnet50": (networks.resnet50, _images(128, 224, 1000), _sgd),
+    "resnet50-64": (networks.resnet50, _images(64, 224, 1000), _sgd),
     "gpt2": (networks.GPT2, _text, _adamw),
     "resnet110": (networks.resnet110, _images(128, 32, 10), _sgd),
 }
@@ -166,9 +172,10 @@ def measure(
         return steps
 
     for contender in [name for name in WARM if name in ready]:
-        steps = WARM[contender]
-        for _ in range(steps if device.type == "cpu" or contender == "every step" else 60):
+        for _ in range(WARM[contender] if device.type == "cpu" or contender == "every step" else clock.LEARNING + 2):
             ready[contender].step()
+    if device.type == "cuda":  # on a CPU the default is measured by `measure_budget`
+        _learns(ready["default"])
     result: dict[str, Any] = {"parameters": sum(p.numel() for p in ready["bare"].model.parameters())}
     if device.type == "cuda":
         result["never_waits"] = _never_waits(ready["every step"])
@@ -182,7 +189,7 @@ def measure(
         beside = _over(interleaved(theirs, device, rounds=rounds, warmup=2, seconds=seconds), block)
         result["bare_beside_peers"] = beside.pop("bare")
         timed |= beside
-    timed["default"] = _in_long_blocks(ready["bare"], ready["default"], timed["bare"]["median_ms"])
+    timed["default"] = _in_long_blocks(ready["bare"], ready["default"], timed["bare"]["median_ms"], seconds)
     result |= {"contenders": timed, "missing": missing}
     for contender in [name for name in WARM if name in ready]:
         cost = ready[contender].monitor.cost()  # type: ignore[attr-defined]
@@ -195,14 +202,24 @@ def measure(
     return result
 
 
-def _in_long_blocks(bare: Task, watched: Task, step_ms: float) -> dict[str, float]:
-    """A monitor that keeps to a budget must see training as it is, and is measured now and then: blocks of seconds.
+def _learns(watched: Task) -> None:
+    """Train until the monitor may stretch its interval."""
+    start = time.perf_counter()
+    while watched.monitor._pace.clock.trained < clock.SECONDS:  # type: ignore[attr-defined]
+        watched.step()
+        assert time.perf_counter() < start + 3 * clock.SECONDS, "the monitor does not count the time of training"
 
-    Milliseconds a step are means over a block; the ratio is that of two blocks that follow each other.
+
+def _in_long_blocks(bare: Task, watched: Task, step_ms: float, seconds: float) -> dict[str, float]:
+    """A monitor that keeps to a budget must see training as it is, and is measured now and then: long blocks.
+
+    Milliseconds a step are means over a block; the ratio is that of two blocks that follow each other. Blocks are of
+    two seconds, or fewer and shorter ones that take half of `seconds` in all.
     """
-    steps = max(10, round(2000 / step_ms))
+    pairs, block = (9, 2.0) if seconds >= 25 else (6, seconds / 24)
+    steps = max(3, round(1e3 * block / step_ms))
     rows: list[tuple[float, float]] = []
-    for _ in range(9):
+    for _ in range(pairs):
         pair = []
         for task in (bare, watched):
             _wait(task)
@@ -218,57 +235,142 @@ def _in_long_blocks(bare: Task, watched: Task, step_ms: float) -> dict[str, floa
     return {**result, "over_bare": ratios["median_ms"], "block": steps, "blocks": rows}  # type: ignore[dict-item]
 
 
-def measure_budget(name: str, device: torch.device, folder: str, *, seconds: float) -> dict[str, Any]:
-    """The default budget, and every fourth step whatever it costs, beside a bare loop: what each says of itself too.
+def measure_host(device: torch.device, folder: str, *, rounds: int) -> dict[str, Any]:
+    """Milliseconds of the host for a step of the optimizer alone, with an idle device, bare and measured.
 
-    Blocks of a second in turns, in an order that rotates, and the mean of their ratios to the bare block of the same
-    round. A tenth of the ratios at either end is left out, as the noise of a shared machine. A block is long
-    enough that the monitor, which takes the pause before it for one long step, sees few of them.
+    Contenders take turns in random order. `warm` is right after a step that is not timed; `cold` is after other work
+    has filled the processor's caches, as forward and backward passes do. `added` is the difference of the medians.
+    """
+
+    def linear() -> torch.nn.Module:
+        return torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(112)))
+
+    found: dict[str, Any] = {}
+    shuffled, other = random.Random(0), torch.zeros(1 << 23)
+    for name, make in {"112 layers": linear, "ResNet-50": networks.resnet50}.items():
+        steps: dict[str, Step] = {}
+        monitors = []
+        for label in ("bare", "measured"):
+            model = make().to(device)
+            for p in model.parameters():
+                p.grad = torch.randn_like(p)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+            if label == "measured":
+                every = {"every": 1, "budget": None, "activations": False, "detail_every": 10**9}
+                monitors.append(gyroscope.watch(model, optimizer, f"{folder}/host-{name}", **every))
+            steps[label] = optimizer.step
+            for _ in range(20):
+                optimizer.step()
+        times: dict[str, dict[str, list[float]]] = {label: {"warm": [], "cold": []} for label in steps}
+        gc.collect()
+        gc.disable()
+        try:
+            for r in range(rounds):
+                if r % 20 == 0:
+                    monitors[0].flush()  # so that its queue is never full: steps alone are faster than the disk
+                for kind in ("warm", "cold"):
+                    for label in shuffled.sample(list(steps), len(steps)):
+                        steps[label]()
+                        if kind == "cold":
+                            other.add_(1)
+                        if device.type == "cuda":
+                            torch.cuda.synchronize()
+                        start = time.perf_counter()
+                        steps[label]()
+                        times[label][kind].append(1e3 * (time.perf_counter() - start))
+                        if device.type == "cuda":
+                            torch.cuda.synchronize()
+        finally:
+            gc.enable()
+        assert monitors[0].interval == 1, "measurements were dropped"
+        one: dict[str, Any] = {label: {kind: summary(ms) for kind, ms in its.items()} for label, its in times.items()}
+        one["added_ms"] = {
+            kind: one["measured"][kind]["median_ms"] - one["bare"][kind]["median_ms"] for kind in ("warm", "cold")
+        }
+        found[name] = {"layers": len(monitors[0].layers), "tensors": len(optimizer.param_groups[0]["params"]), **one}
+        monitors[0].close()
+    return found
+
+
+def measure_budget(name: str, device: torch.device, folder: str, *, seconds: float) -> dict[str, Any]:
+    """The default budget, and every fourth step whatever it costs, against the same loop without the hooks.
+
+    Each trains one network, with and without the monitor's hooks in turns: another copy would lie elsewhere in memory,
+    which changes its speed by up to a percent. Turns are a fifth of a second long. Eight together are compared with the
+    eight bare ones among them, and a tenth of these ratios at either end is left out, as the noise of a shared machine.
     `cpu` is the same in processor time, of training and of the writer's thread: other programs hardly change it.
     """
     options: dict[str, dict[str, Any]] = {"default": {}, "every 4 steps": {"every": 4, "budget": None}}
-    tasks = {one: Task(name, device) for one in ("bare", *options)}
-    closes = [_watched(tasks[one], f"{folder}/{name}-{i}", **given) for i, (one, given) in enumerate(options.items())]
-    start = time.perf_counter()
-    for _ in range(20):
-        tasks["bare"].step()
-    steps = max(4, round(20 / (time.perf_counter() - start)))
-    for one in options:  # the interval is stretched after some seconds of training
-        end = time.perf_counter() + 1.5 * clock.SECONDS
+    result: dict[str, Any] = {}
+    for i, (one, given) in enumerate(options.items()):
+        task = Task(name, device)
+        close = _watched(task, f"{folder}/{name}-{i}", **given)
+        start = time.perf_counter()
+        for _ in range(20):
+            task.step()
+        steps = max(4, round(4 / (time.perf_counter() - start)))
+        while time.perf_counter() < start + 3 * clock.SECONDS:  # the interval is stretched, and stretched again
+            task.step()
+        monitor = task.monitor  # type: ignore[attr-defined]
+        _turn(task, steps)
+        before, ratios, bare_ms = monitor.cost(), ([], []), []  # type: ignore[var-annotated]
+        end = time.perf_counter() + (seconds if one == "default" else seconds / 3)
         while time.perf_counter() < end:
-            tasks[one].step()
-    before = {one: tasks[one].monitor.cost() for one in options}  # type: ignore[attr-defined]
-    rounds: list[dict[str, tuple[float, float]]] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        names = list(tasks)
-        turn = len(rounds) % len(names)
-        rounds.append({one: _block(tasks[one], steps) for one in (*names[turn:], *names[:turn])})
-    result: dict[str, Any] = {
-        "bare_ms": statistics.median(one["bare"][0] for one in rounds), "block": steps, "rounds": len(rounds),
-    }  # fmt: skip
-    for one in options:
-        cost = tasks[one].monitor.cost()  # type: ignore[attr-defined]
+            spent = {True: [0.0, 0.0, 0], False: [0.0, 0.0, 0]}
+            for turn in range(_TOGETHER):
+                for watched in (True, False) if turn % 2 else (False, True):
+                    for kind, value in enumerate(_turn(task, steps) if watched else _bare_turn(task, steps)):
+                        spent[watched][kind] += value
+            per_step = {w: (wall / count, cpu / count) for w, (wall, cpu, count) in spent.items()}
+            bare_ms.append(1e3 * per_step[False][0])
+            for kind, found in enumerate(ratios):
+                found.append(per_step[True][kind] / per_step[False][kind] - 1.0)
+        cost = monitor.cost()
+        result.setdefault("bare_ms", statistics.median(bare_ms))
         result[one] = {
-            "wall": _ratio([r[one][0] / r["bare"][0] - 1.0 for r in rounds]),
-            "cpu": _ratio([r[one][1] / r["bare"][1] - 1.0 for r in rounds]),
-            "own_account": {"share": cost.share, "seconds": cost.seconds, "step_seconds": cost.step_seconds,
-                            "interval": cost.interval, "measured": cost.measured - before[one].measured,
-                            "steps": cost.steps - before[one].steps},
+            "block": steps, "rounds": len(bare_ms), "wall": _ratio(ratios[0]), "cpu": _ratio(ratios[1]),
+            "own_account": {
+                "share": cost.share, "seconds": cost.seconds, "idle_seconds": cost.idle_seconds,
+                "step_seconds": cost.step_seconds, "interval": cost.interval,
+                "measured": cost.measured - before.measured, "steps": cost.steps - before.steps,
+            },
         }  # fmt: skip
-    for close in closes:
         close()
     return result
 
 
-def _block(task: Task, steps: int) -> tuple[float, float]:
-    """Milliseconds per step: by the clock, and of all processors."""
-    _wait(task)
-    start, used = time.perf_counter(), time.process_time()
-    for _ in range(steps):
+def _turn(task: Task, steps: int) -> tuple[float, float, int]:
+    """Seconds by the clock, those of the processor for training and the writer's thread, and steps."""
+    monitor = task.monitor  # type: ignore[attr-defined]
+    track, taken = monitor._tracks[0], 0
+    monitor._loop.stopwatch.since = time.perf_counter()  # it takes no part in the pause
+    start, used = time.perf_counter(), time.thread_time()
+    # To a step after which nothing is prepared for the next one.
+    while taken < steps or track.fresh or track.sampling:
         task.step()
-    _wait(task)
-    return 1e3 * (time.perf_counter() - start) / steps, 1e3 * (time.process_time() - used) / steps
+        taken += 1
+    spent, used = time.perf_counter() - start, time.thread_time() - used
+    # What is written between turns counts in the next one.
+    written, task.written = task.written, monitor._recorder.writer.busy_seconds
+    return spent, used + task.written - written, taken
+
+
+def _bare_turn(task: Task, steps: int) -> tuple[float, float, int]:
+    """The same without the monitor's hooks."""
+    optimizer: Any = task.optimizer
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    try:
+        start, used = time.perf_counter(), time.thread_time()
+        for _ in range(steps):
+            task.step()
+        return time.perf_counter() - start, time.thread_time() - used, steps
+    finally:
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = hooks
+
+
+# Blocks whose time is compared as one.
+_TOGETHER = 8
 
 
 def _ratio(ratios: list[float]) -> dict[str, Any]:
@@ -317,7 +419,8 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     second = "small_layers" if options.budget else "cnn"
-    names = options.tasks or (["mlp", second] if device.type == "cpu" else ["resnet50", "gpt2", "resnet110"])
+    large = ["resnet50", "resnet50-64", "gpt2", "resnet110"]
+    names = options.tasks or (["mlp", second] if device.type == "cpu" else large)
     result: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(device),
@@ -333,9 +436,16 @@ def main() -> None:
             print(
                 f"{name:13} {one:14} {100 * wall['over_bare']:+6.2f} ± {100 * wall['standard_error']:.2f} %, processor "
                 f"{100 * cpu['over_bare']:+6.2f} ± {100 * cpu['standard_error']:.2f} %, own account "
-                f"{100 * own['share']:.2f} %, every {own['interval']} steps"
+                f"{100 * own['share']:.2f} %, every {own['interval']} steps",
+                flush=True,
             )
         write(out, result)
+    if device.type == "cuda" and not options.budget:
+        with tempfile.TemporaryDirectory() as folder:
+            result["host"] = measure_host(device, folder, rounds=100)
+        for name, found in result["host"].items():
+            warm, cold = (1e3 * found["added_ms"][kind] for kind in ("warm", "cold"))
+            print(f"{name:13} a measured step takes {warm:.0f} µs more of the host, {cold:.0f} cold", flush=True)
     for name in () if options.budget else names:
         with tempfile.TemporaryDirectory() as folder:
             found = measure(
@@ -343,9 +453,10 @@ def main() -> None:
             )  # fmt: skip
         result["tasks"][name] = found
         for contender, numbers in found["contenders"].items():
-            print(f"{name:10} {contender:28} {numbers['median_ms']:9.3f} ms {100 * numbers['over_bare']:+8.2f} %")
+            over = 100 * numbers["over_bare"]
+            print(f"{name:13} {contender:28} {numbers['median_ms']:9.3f} ms {over:+8.2f} %", flush=True)
         for contender, why in found["missing"].items():
-            print(f"{name:10} {contender:28} missing: {why[:100]}")
+            print(f"{name:13} {contender:28} missing: {why[:100]}")
         write(out, result)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -280,18 +282,27 @@ def test_bookkeeping_that_takes_all_of_the_budget_leaves_measuring_a_quarter():
 
 def test_everything_from_the_entry_of_a_hook_to_its_end_counts(tmp_path, hands, monkeypatch):
     """And none of it as training."""
-    real = Loop.arm
+    arms, breaks = Loop.arm, Track.breaks
 
     def arm(self, only=None):
         hands.now += 0.001
-        real(self, only)
+        arms(self, only)
 
-    monkeypatch.setattr(Loop, "arm", arm)
-    monitor = run(tmp_path, hands, 30, every=10, budget=None)
-    cost = monitor.cost()
+    def slow(self):
+        hands.now += 0.001
+        return breaks(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "arm", arm)  # after the account of a step, which is then that of the next one
+        monitor = run(tmp_path / "every", hands, 30, every=1, budget=None)
+        assert monitor.cost().step_seconds == pytest.approx(0.01)
+        assert monitor.cost().seconds == pytest.approx(0.003)
+        monitor.close()
+    monkeypatch.setattr(Track, "breaks", slow)
+    monitor = run(tmp_path / "tenth", hands, 30, every=10, budget=None)
+    assert monitor.cost().step_seconds == pytest.approx(0.01)
+    assert monitor.cost().idle_seconds == pytest.approx(0.001)
     monitor.close()
-    assert cost.step_seconds == pytest.approx(0.01)
-    assert cost.idle_seconds == pytest.approx(0.001, rel=0.1)  # of the first step, that comes after its account
 
 
 def test_the_larger_of_host_and_device_counts():
@@ -414,3 +425,77 @@ def test_a_request_of_any_length_is_understood(tmp_path):
     assert _requested(tmp_path) == int("7" * 18)
     (tmp_path / "sample").write_text("x" * 5000)
     assert _requested(tmp_path) == 5
+
+
+@pytest.mark.parametrize("interval", [4, 50])
+def test_the_time_in_which_training_fills_its_caches_again_counts(interval):
+    """And not that of a pause, such as an evaluation, that always comes after a measured step."""
+    slower = {0: 0.0001, 1: 0.0006, 2: 0.0003}
+    refilled, paused = (Pace(every=interval, budget=None, detail_every=100) for _ in range(2))
+    for step in range(interval, 100 * interval):
+        since = step % interval
+        given = {"own": 0.0 if since else 0.002, "measured": not since, "sampled": False, "exposed": True}
+        refilled.account(outside=0.01 + slower.get(since, 0.0), **given)
+        paused.account(outside=5.0 if since == 1 else 0.01, **given)
+    assert refilled.clock.train == pytest.approx(0.01, rel=0.01)
+    assert refilled.clock.price == pytest.approx(0.003, rel=0.01)
+    assert paused.clock.train == pytest.approx(0.01, rel=0.01)
+    assert paused.clock.price == pytest.approx(0.004, rel=0.01)  # as much again as the measurement itself, at most
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_where_all_steps_are_close_to_a_measured_one_their_time_is_that_of_training(interval):
+    pace = Pace(every=interval, budget=None, detail_every=100)
+    for step in range(1, 200):
+        pace.account(
+            outside=0.01, own=0.0 if step % interval else 0.002, measured=not step % interval, sampled=False,
+            exposed=True,
+        )  # fmt: skip
+    assert pace.clock.train == pytest.approx(0.01)
+    assert pace.clock.price == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize("layers", [2, 60])
+def test_a_step_in_which_nothing_is_due_calls_few_functions(tmp_path, layers):
+    """However many layers there are: 15 of 16 such steps."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    own = str(Path(gyroscope.__file__).parent)
+    calls = []
+
+    def heard(frame, event, _):
+        calls[-1] += event == "call" and frame.f_code.co_filename.startswith(own)
+
+    model(torch.ones(1, 4)).sum().backward()
+    with gyroscope.watch(model, optimizer, tmp_path / "run", every=1000, budget=None):
+        for _ in range(2):
+            optimizer.step()
+        for _ in range(32):
+            calls.append(0)
+            sys.setprofile(heard)
+            try:
+                optimizer.step()
+            finally:
+                sys.setprofile(None)
+    assert sum(count <= 8 for count in calls) == 30
+
+
+def test_the_writers_time_counts_where_every_measurement_has_detail():
+    clock = Clock(budget=0.01)
+    for _ in range(100):
+        clock.step(0.01)
+        clock.sampled(0.0)
+        clock.wrote(0.003)
+    assert clock.writer == pytest.approx(0.003)
+
+
+def test_the_writers_time_is_averaged_anew_at_another_interval():
+    """Many measurements that are written at once take less time each than one alone."""
+    clock = Clock(budget=0.01)
+    for batch in range(20):
+        if batch == 10:
+            clock.paced()
+        for _ in range(100 if batch < 10 else 1):
+            clock.measured(0.0)
+        clock.wrote(0.1 if batch < 10 else 0.003)
+    assert clock.writer == pytest.approx(0.003)

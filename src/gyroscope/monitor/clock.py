@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter as perf_counter  # also read by the loop, whose steps a test can set the time of
 from typing import Any, Literal
 
 import torch
@@ -20,12 +20,15 @@ SECONDS, MEASURED = 5.0, 1000
 _WARM = 3
 _SMOOTH = 0.05
 _OUTLIERS_FROM = 5
-# The share of the budget that is reserved for sampled steps, if there are any.
-_DETAILS = 0.3
+# The share of the budget that is reserved for sampled steps, if there are any, and what they may use of the budget. The
+# rest is for what no hook sees, such as torch's calls of hooks, and for intervals that are adapted late.
+_DETAILS, _SAMPLED = 0.3, 0.2
 # The share that is reserved for analyses of conditioning, if the budget spaces them.
 _ANALYSES = 0.3
 # The smallest share of the budget for measuring, however much the bookkeeping of other steps takes.
 _LEAST = 0.25
+# An interval may be too short by this part of `every`: costs are averages, which come close to a number from above.
+_CLOSE = 0.01
 # The number of steps from the first analysis to the second: the cost of the first says little in a new process.
 _SECOND = 32
 
@@ -37,7 +40,8 @@ class Cost:
     Attributes:
         share: share of the training time at the current interval, including detail.
         seconds: time of one measured step: the larger of the host's and the device's time, plus the time of the
-            writer's thread, including sinks.
+            writer's thread, including sinks. The host's time includes what the training steps around a measured one
+            take longer than others, where the interval is long enough to compare them.
         idle_seconds: time of one step that is not measured.
         step_seconds: time of one training step, without the monitor.
         interval: the current number of steps between measurements.
@@ -108,18 +112,35 @@ class Clock:
         self.steps = 0
         self.trained = 0.0
         self.idle = 0.0
+        self.refill = 0.0
+        self._plain = self._slowed = 0
         self._idled = self._timed = 0
+        self._records = 0  # measurements that the writer has been given, with and without detail
         self._batches = -1  # the first one opens files and writes the reference
         self._writing = 0.0
         self._written = 0
         self._lock = threading.Lock()
 
-    def step(self, seconds: float) -> None:
-        """Count a training step that took `seconds`, without the monitor's own time."""
+    def step(self, seconds: float, *, slowed: bool = False) -> None:
+        """Count a training step that took `seconds`, without the monitor's own time.
+
+        A step that a measurement has `slowed` tells how long training takes only as long as there are no others.
+        """
         self.steps += 1
         self.trained += seconds
-        if self.steps > _WARM:
-            self.train = _average(self.train, seconds, self.steps - _WARM)
+        self._plain += not slowed
+        if self.steps > _WARM and not (slowed and self._plain):
+            count = self.steps - _WARM
+            self.train = _average(self.train, seconds, count if slowed else min(count, _OUTLIERS_FROM + self._plain))
+
+    def slowed(self, seconds: float) -> None:
+        """Count by how many `seconds` the training steps around a measured one were longer than others.
+
+        Caches that are filled again take no longer than what has emptied them: a pause is not counted in full.
+        """
+        self._slowed += 1
+        seconds = max(-self.host, min(seconds, self.host))
+        self.refill += (seconds - self.refill) * max(1.0 / self._slowed, _SMOOTH)
 
     def measured(self, host: float, *, exposed: bool = True) -> None:
         """Count a measured step that took `host` seconds of the training thread.
@@ -128,6 +149,7 @@ class Clock:
         wait for the host's own time.
         """
         with self._lock:
+            self._records += 1
             self.count += 1
             self.total += host
             if self.count > _WARM:
@@ -151,15 +173,22 @@ class Clock:
         """Count seconds of the writer's thread, for everything that was measured since the last call."""
         with self._lock:
             self._writing += seconds
-            measured = self.count - self._written
+            measured = self._records - self._written
             if measured > 0:
                 self._batches += 1
                 if self._batches > 0:
                     self.writer = _average(self.writer, self._writing / measured, self._batches)
-                self._written, self._writing = self.count, 0.0
+                self._written, self._writing = self._records, 0.0
+
+    def paced(self) -> None:
+        """Average the writer's time anew: at another interval, other numbers of measurements are written at once."""
+        with self._lock:
+            self._batches = min(self._batches, 0)
 
     def sampled(self, seconds: float) -> None:
         """Count the additional seconds for the detail of a sampled step."""
+        with self._lock:
+            self._records += 1
         self.details += 1
         self.total += max(seconds, 0.0)
         self.detail = _average(self.detail, max(seconds, 0.0), self.details)
@@ -186,7 +215,7 @@ class Clock:
     @property
     def price(self) -> float:
         """Seconds for one measured step. Host and device work at the same time, so the larger of the two counts."""
-        return max(self.host, self.device) + self.writer * self.exposed
+        return max(self.host + max(self.refill, 0.0), self.device) + self.writer * self.exposed
 
     def stretched(self, every: int) -> int:
         """Return the interval, a multiple of `every`, that keeps to the budget."""
@@ -196,14 +225,14 @@ class Clock:
         allowed = (1 - self._share) * self.budget * self.train
         # The bookkeeping of every step is paid whatever the interval.
         least = self.price / max(allowed - self.idle * self.exposed, _LEAST * allowed)
-        return every * max(1, math.ceil(least / every - 1e-9))
+        return every * max(1, math.ceil(least / every - _CLOSE))
 
     def details_stretched(self, every: int) -> int:
         """Return the interval of sampled steps, a multiple of `every`, that keeps to their share of the budget."""
         if self.budget is None or self.details < 2 or self.train <= 0:
             return every
-        least = self.detail / (_DETAILS * self.budget * self.train)
-        return every * max(1, math.ceil(least / every - 1e-9))
+        least = self.detail / (_SAMPLED * self.budget * self.train)
+        return every * max(1, math.ceil(least / every - _CLOSE))
 
     def cost(
         self, *, interval: int, details: int, steps: int, measured: int, held: str, analyses: int = 0, **memory: Any
@@ -213,7 +242,7 @@ class Clock:
         `memory` is what a `Cost` has about it.
         """
         idle = self.idle * self.exposed
-        every_step = idle + self.price / interval + self.detail / max(details, 1)
+        every_step = idle + self.price / interval + self.detail / max(details, interval)
         every_step += self.analysis_price / analyses if analyses else 0.0
         share = every_step / self.train if self.train > 0 else 0.0
         spent = idle * steps + self.price * measured + self.detail * self.details + self.analysis_price * self.analyses
@@ -226,19 +255,26 @@ class Clock:
 
 
 class Stopwatch:
-    """Divides the time of the training thread into the monitor's own, between entering and leaving, and the rest."""
+    """Divides the time of the training thread into the monitor's own, between entering and leaving, and the rest.
+
+    Attributes:
+        outside, own: seconds of the rest and of the monitor since they were last taken.
+        since: the time up to which they are counted.
+    """
+
+    __slots__ = ("_depth", "outside", "own", "since")
 
     def __init__(self) -> None:
-        self._own = self._outside = 0.0
-        self._since: float | None = None
+        self.own = self.outside = 0.0
+        self.since = math.nan
         self._depth = 0
 
     def __enter__(self) -> Stopwatch:
         self._depth += 1
         if self._depth == 1:
             now = perf_counter()
-            self._outside += 0.0 if self._since is None else now - self._since
-            self._since = now
+            self.outside += now - self.since if self.since == self.since else 0.0
+            self.since = now
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -249,14 +285,14 @@ class Stopwatch:
     def take(self) -> tuple[float, float]:
         """Return the seconds outside and those of the monitor since the last call; to be called inside."""
         self._stop()
-        outside, own = self._outside, self._own
-        self._outside = self._own = 0.0
+        outside, own = self.outside, self.own
+        self.outside = self.own = 0.0
         return outside, own
 
     def _stop(self) -> None:
         now = perf_counter()
-        self._own += now - (now if self._since is None else self._since)
-        self._since = now
+        self.own += now - self.since
+        self.since = now
 
 
 def _average(old: float, new: float, count: int) -> float:
@@ -272,12 +308,18 @@ _AGREE = 32
 # A number that no tensor can hold would keep the other ranks waiting forever.
 _MOST = 2**62
 
+# The number of steps after a measured one in which training fills its caches again.
+_SLOWED = 2
+
 # The number of measurements before the interval is changed again.
 _PATIENCE = 4
 
 
 class Pace:
     """Decides which steps are measured; `details` if some are sampled, `shared` if ranks measure together.
+
+    Attributes:
+        passed: seconds outside and of the monitor, of steps in which nothing was due and that are still to be counted.
 
     >>> pace = Pace(every=10, budget=None, detail_every=100)
     >>> pace.due(step=20, last=10), pace.due(step=21, last=20)
@@ -312,7 +354,9 @@ class Pace:
         self._wanted: int | None = None
         self._adopted = -_PATIENCE
         self._carried = 0.0
-        self._follows = False
+        self._since = 0  # steps since the last measured one
+        self._around: list[float] = []  # seconds of training in that step and the next ones, which it has slowed down
+        self.passed: list[tuple[float, float]] = []
 
     def set_every(self, every: int) -> None:
         """Set another interval; of ranks that measure together the first one decides, when they next agree.
@@ -324,6 +368,15 @@ class Pace:
             return
         self.every = self.interval = every
         self._adopted = self.measurements + LEARNING
+
+    def quiet(self, step: int, last: int) -> int:
+        """Return the number of steps after `step` that are not due, where `last` was measured before.
+
+        >>> Pace(every=10, budget=None, detail_every=100).quiet(step=13, last=10)
+        6
+        """
+        earliest = step + 1 if self.interval == self.every else max(step + 1, last + self.interval)
+        return -(-earliest // self.every) * self.every - step - 1
 
     def due(self, step: int, last: int, *, asked_for: bool = False) -> bool:
         """Return whether to measure `step`, where `last` was measured before; always if it was asked for."""
@@ -356,22 +409,42 @@ class Pace:
         self, *, outside: float, own: float, measured: bool, sampled: bool, exposed: bool, analyzed: bool = False
     ) -> None:
         """Count a step of `outside` seconds of training and `own` seconds of measuring."""
+        self.average()
         self.taken += 1
         self.measurements += measured
         if analyzed:
             self.clock.analyzed(outside + own)
+        elif not measured:
+            self._between(outside, own)
         elif not sampled:
-            self.clock.step(outside)
-            if measured:
-                self.clock.measured(own + self._carried, exposed=exposed)
-                self._carried = 0.0
-            elif self._follows:  # it copies the weights of the measured step, for the next measurement
-                self._carried += max(0.0, own - self.clock.idle)
-            else:
-                self.clock.idled(own)
+            self.clock.step(outside, slowed=True)
+            self.clock.measured(own + self._carried, exposed=exposed)
+            self._carried = 0.0
         elif self.clock.train > 0:  # the cost of a step without detail must be known first
             self.clock.sampled(outside - self.clock.train + own - self.clock.host)
-        self._follows = measured
+        if measured:
+            if self._since > _SLOWED:
+                self.clock.slowed(sum(self._around) - len(self._around) * self.clock.train)
+            self._since, self._around = 0, [] if sampled or analyzed else [outside]
+
+    def _between(self, outside: float, own: float) -> None:
+        """Count a step that is not measured."""
+        self._since += 1
+        slowed = self._since <= _SLOWED
+        if self._since == 1:  # it copies the weights of the measured step, for the next measurement
+            self._carried += max(0.0, own - self.clock.idle)
+        else:
+            self.clock.idled(own)
+        self.clock.step(outside, slowed=slowed)
+        if slowed:
+            self._around.append(outside)
+
+    def average(self) -> None:
+        """Count the steps in `passed`."""
+        self.taken += len(self.passed)
+        for seconds in self.passed:
+            self._between(*seconds)
+        self.passed.clear()
 
     def stretch(self) -> str | None:
         """Adopt the interval that the budget allows, if it clearly differs; return a message then."""
@@ -407,8 +480,9 @@ class Pace:
 
     def _adopt(self, interval: int) -> str | None:
         # The cost is never known exactly, and an interval that changes often is worse than one that is slightly off.
-        close = 0.5 <= interval / self.interval <= 1.25
+        close = 0.5 < interval / self.interval <= 1.1
         if close or self.measurements < self._adopted + _PATIENCE or (interval < self.interval and self.dropped):
             return None
         self.interval, self._adopted = interval, self.measurements
+        self.clock.paced()
         return f"measuring every {interval} steps to stay within the budget"

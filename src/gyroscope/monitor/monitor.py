@@ -6,7 +6,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from pathlib import Path
 from threading import TIMEOUT_MAX
@@ -24,6 +24,7 @@ from gyroscope.diagnosis.course import RANKS_DIFFER
 from gyroscope.diagnosis.finding import Finding, FindingError
 from gyroscope.errors import GyroscopeError, MonitorError, StoreError
 from gyroscope.layers.layer import Layer
+from gyroscope.monitor import clock
 from gyroscope.monitor.adapters import AdaptedDetail
 from gyroscope.monitor.clock import Cost, Pace, Stopwatch
 from gyroscope.monitor.detail import Detail
@@ -286,6 +287,7 @@ class Monitor:
     def cost(self) -> Cost:
         """Return the cost of measuring, as a share of the training time and in seconds."""
         pace = self._pace
+        pace.average()
         return pace.clock.cost(
             interval=pace.interval, details=pace.detail_interval, steps=pace.taken, measured=pace.measurements,
             held=self.held, analyses=pace.analysis_interval, bytes=self.bytes,
@@ -404,8 +406,8 @@ class Monitor:
     def _attach(self, loss: Any) -> None:
         handles = self._handles
         for track in self._tracks:
-            after, unreal = (self._hook(act, track) for act in (self._loop.after, Track.rewritten))
-            handles += register_outermost(track.optimizer, self._before(track), after, unreal)
+            unreal = self._hook(Track.rewritten, track)
+            handles += register_outermost(track.optimizer, self._before(track), self._after(track), unreal)
         if isinstance(loss, nn.Module) and self._active:
             handles.append(loss.register_forward_hook(_LossHook(self._computed)))
 
@@ -419,8 +421,14 @@ class Monitor:
         """Return the hook before a step. A closure that computes the gradients is followed by what needs them."""
         plain, evaluated = self._hook(self._loop.before, track), self._hook(self._loop.computed, track)
 
+        skims = self._loop.skims
+
         def hook(optimizer: Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            closure: Any = named.get("closure", given[1] if len(given) > 1 else None)
+            if track.quiet > 0 and not named and len(given) == 1 and skims(track):
+                return None
+            closure: Any = None
+            if named or len(given) > 1:
+                closure = named.get("closure", given[1] if len(given) > 1 else None)
             track.closure = callable(closure) and not torch.compiler.is_compiling()
             plain()
             if not (track.closure and track.measuring):
@@ -437,15 +445,32 @@ class Monitor:
 
         return hook
 
+    def _after(self, track: Track) -> Callable[..., None]:
+        """Return the hook after a step."""
+        plain, skimmed = self._hook(self._loop.after, track), self._loop.skimmed
+
+        def hook(*_: Any) -> None:
+            if track.skimming:
+                skimmed(track)
+            else:
+                plain()
+
+        return hook
+
     def _hook(self, act: Callable[[Track], None], track: Track) -> Callable[..., None]:
         stopwatch = self._loop.stopwatch
 
+        # Most steps are not measured: then this, around a few comparisons in `act`, is what they cost.
         def hook(*_: Any) -> None:
             if torch.compiler.is_compiling():
                 self._uncompiled(act, track)
             elif not is_capturing():  # hooks are not part of a graph, and do not run when it is replayed
                 with stopwatch:
-                    self._safely(act, track, joining=self._sharded, within=nullcontext)
+                    if self._active and (self.error is None or self._sharded):
+                        try:
+                            act(track)
+                        except Exception as error:
+                            self._failed(error)
                 if self._raised is not None:
                     self._raised.throw()
 
@@ -456,13 +481,7 @@ class Monitor:
         with self._loop.stopwatch:
             self._safely(act, track, joining=self._sharded)
 
-    def _safely(
-        self,
-        act: Callable[..., None],
-        *arguments: Any,
-        joining: bool = False,
-        within: Callable[[], AbstractContextManager[None]] = plainly,
-    ) -> None:
+    def _safely(self, act: Callable[..., None], *arguments: Any, joining: bool = False) -> None:
         """Call `act`. An error is reported once and stops recording; training continues.
 
         With `joining`, `act` is called even after an error, because other ranks wait for this one's part.
@@ -470,14 +489,18 @@ class Monitor:
         if not self._active or (self.error is not None and not joining):
             return
         try:
-            with within():
+            with plainly():
                 act(*arguments)
         except Exception as error:
-            if self.error is None:
-                self.error = error
-                self._loop.recording, self._loop.alive = False, self._sharded
-                with suppress(Exception):
-                    self._say(error)
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """Stop recording, and say so the first time."""
+        if self.error is None:
+            self.error = error
+            self._loop.recording, self._loop.alive = False, self._sharded
+            with suppress(Exception):
+                self._say(error)
 
     def _say(self, error: Exception) -> None:
         self._loop.rest()
@@ -508,6 +531,10 @@ class _LossHook:
         return _LossHook, (None,)
 
 
+# The number of steps after which one is looked at again, if nothing was due before.
+_LOOK = 15
+
+
 class Loop:
     """Decides which steps are due, and measures them.
 
@@ -532,10 +559,45 @@ class Loop:
         self._loss_failed = False
         self.stopwatch = Stopwatch()
 
+    def skims(self, track: Track) -> bool:
+        """Begin a step in which nothing is due and return True, or return False if `before` has to look at it.
+
+        Most steps are of this kind: `skims` and `skimmed` are what the monitor costs them. Training has just filled the
+        processor's caches with other things, so that every function they call costs half a microsecond: they call few.
+        """
+        recorder = self.chronicle.recorder
+        if torch.compiler.is_compiling() or (track.on_cuda and is_capturing()) or not self.recording:
+            return False
+        if recorder is not None and recorder.asked:
+            return False
+        watch, start = self.stopwatch, clock.perf_counter()
+        # By hand what `Stopwatch` does.
+        watch.outside += start - watch.since
+        broken = track.breaks()
+        track.skimming = not broken and getattr(track.optimizer, "found_inf", None) is None
+        track.broken = broken
+        watch.since = end = clock.perf_counter()
+        watch.own += end - start
+        return track.skimming
+
+    def skimmed(self, track: Track) -> None:
+        """End such a step."""
+        watch, start = self.stopwatch, clock.perf_counter()
+        watch.outside += start - watch.since
+        track.skimming = False
+        track.taken += 1
+        track.quiet -= 1
+        if track is self.tracks[0]:
+            self.pace.passed.append((watch.outside, watch.own))
+            watch.outside = watch.own = 0.0
+        watch.since = end = clock.perf_counter()
+        watch.own += end - start
+
     def before(self, track: Track) -> None:
         """Act before a step."""
         # Decided before anything can fail, because other ranks may wait for this one's part.
-        track.measuring = self._due(track) or (not self.pace.shared and track.breaks())
+        track.measuring = self._due(track) or track.broken or track.breaks()
+        track.skimming = track.broken = False
         if track.measuring or track.fresh or track.thaws or not self.chronicle.begun:
             with plainly():
                 self._prepare(track)
@@ -550,14 +612,15 @@ class Loop:
 
     def after(self, track: Track) -> None:
         """Act after a step."""
-        measured = track.measuring
-        track.measuring = False
-        # Most steps are neither measured nor possibly skipped, and run nothing that autograd would record.
-        with plainly() if measured or track.may_skip else nullcontext():
-            try:
-                self._take(track, measured, analyzed=track.conditioning)
-            finally:
-                self.arm(track)
+        measured, track.measuring = track.measuring, False
+        try:
+            if measured or track.may_skip:
+                with plainly():
+                    self._take(track, measured, analyzed=track.conditioning)
+            else:  # nothing runs that autograd would record
+                self._take(track, False, analyzed=track.conditioning)
+        finally:
+            self.arm(track)
 
     def _prepare(self, track: Track) -> None:
         if not self.chronicle.begun:
@@ -645,20 +708,25 @@ class Loop:
         """Attach forward hooks if the coming step is sampled, and remove them if it is not."""
         for track, detail in zip(self.tracks, self.details, strict=True):
             if only is None or track is only:
-                wanted = track.taken + 1 >= track.next_detail or track.asked_for > 0
-                track.sampling = self.alive and wanted and self._due(track)
-                if track.sampling:
-                    with plainly():
-                        detail.attach()
-                elif detail.listens:
-                    detail.detach()
-                self._arm_conditioning(track, detail)
+                due = self.alive and self._due(track)
+                if due or track.sampling or track.conditioning:
+                    self._arm(track, detail, due)
+                calm = self.alive and track.calm and self.chronicle.begun and not self.pace.requested
+                # The last step before one that is due is looked at, to attach the hooks of the due one.
+                track.quiet = min(self.pace.quiet(track.taken, track.tried_at) - 1, _LOOK) if calm else 0
 
-    def _arm_conditioning(self, track: Track, detail: Detail) -> None:
+    def _arm(self, track: Track, detail: Detail, due: bool) -> None:
+        coming = track.taken + 1
+        track.sampling = due and (coming >= track.next_detail or track.asked_for > 0)
+        if track.sampling:
+            with plainly():
+                detail.attach()
+        elif detail.listens:
+            detail.detach()
         conditioned = detail.conditioned
         if conditioned is not None:
-            wanted = track.taken + 1 >= track.next_conditioning or track.asked_for > 0
-            track.conditioning = self.alive and wanted and conditioned.error is None and self._due(track)
+            wanted = coming >= track.next_conditioning or track.asked_for > 0
+            track.conditioning = due and wanted and conditioned.error is None
             if track.conditioning:
                 with plainly():
                     conditioned.attach()

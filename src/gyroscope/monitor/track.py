@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import c_double, c_float
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
@@ -195,6 +196,9 @@ _LOOKED_AT = 64
 # An element of a gradient above this is the work of something broken.
 _HUGE = 1e10
 
+# Numbers in memory, by type.
+_NUMBERS = {torch.float32: c_float, torch.float64: c_double}
+
 # The device is timed in this many first steps, then once in this many steps.
 _TIMED = 8
 
@@ -219,6 +223,10 @@ class Track:
         self.measuring = False
         self.closure = False  # True while a closure is still to compute the gradients of the step
         self.sampling = False
+        self.quiet = 0  # number of coming steps in which nothing is due, as far as is known
+        self.skimming = False  # True within such a step
+        self.broken = False  # True before a step whose gradients are the first that are broken
+        self.on_cuda = False
         self.asked_for = 0  # number of coming steps to measure in detail, whatever the interval
         self.next_detail = 1
         self.conditioning = False
@@ -362,6 +370,11 @@ class Track:
         """True if the optimizer does the work of a GradScaler, and so may skip a step."""
         return getattr(self.optimizer, "found_inf", None) is not None
 
+    @property
+    def calm(self) -> bool:
+        """True if steps that are not measured need nothing but counting."""
+        return not (self._fresh or self._sleeping or self.asked_for or self.sampling or self.conditioning)
+
     def breaks(self) -> bool:
         """Return True at the first step whose gradients are not finite, or huge, if that is free to know: on a CPU.
 
@@ -371,11 +384,16 @@ class Track:
         owner, key = self._places[-1]
         parameter = owner.get(key)
         gradient = None if parameter is None else parameter.grad
-        if gradient is None or type(gradient) is not Tensor or gradient.device.type != "cpu" or gradient.is_sparse:
+        if self._sharded or type(gradient) is not Tensor or not gradient.is_cpu or gradient.layout is not torch.strided:
             return False
-        whole = not gradient.numel() or abs(gradient[(0,) * gradient.dim()].item()) < _HUGE
-        before, self._whole = self._whole, whole
-        return before and not whole
+        kind = _NUMBERS.get(gradient.dtype)
+        address = 0 if kind is None else gradient.data_ptr()
+        if kind is not None and address:  # through torch, every step would take several microseconds for it
+            first = kind.from_address(address).value
+        else:
+            first = gradient[(0,) * gradient.dim()].item() if gradient.numel() else 0.0
+        before, self._whole = self._whole, abs(first) < _HUGE
+        return before and not self._whole
 
     def pass_by(self) -> None:
         """Act before a step that is not measured: keep the weights, if the last step was measured."""
@@ -522,6 +540,7 @@ class Track:
         owner = {id(p): g for g, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         self._groups = np.array([owner.get(id(p), -1) for p in parameters], dtype=np.int64)
         weights = self._here(parameters)
+        self.on_cuda = any(w.is_cuda for w in weights)
         self._known = self._signature(weights)
         self._shapes = [(w.shape, w.stride(), w.dtype, w.device) for w in weights]
         asleep = np.flatnonzero(self.reference.asleep).tolist()
