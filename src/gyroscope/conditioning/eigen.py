@@ -317,6 +317,7 @@ def eigvalsh(stack: Tensor) -> Tensor:
         return _eigvalsh(stack)
     if stack.device.type != "cuda":
         return torch.cat(side_by_side(_eigvalsh, stack.chunk(torch.get_num_threads())))
+    _load_solver(stack.device)
     current = torch.cuda.current_stream(stack.device)
     parts = stack.chunk(_STREAMS)
     streams = [torch.cuda.Stream(stack.device) for _ in parts]  # type: ignore[no-untyped-call]
@@ -332,6 +333,12 @@ def eigvalsh(stack: Tensor) -> Tensor:
 
     with ThreadPoolExecutor(len(parts)) as pool:
         return torch.cat(list(pool.map(decompose, parts, streams)))
+
+
+@cache
+def _load_solver(device: torch.device) -> None:
+    """Call the solver once. torch loads it in the first call, which raises if several threads make it at once."""
+    _eigvalsh(torch.eye(1, dtype=torch.float64, device=device))
 
 
 def _eigvalsh(stack: Tensor) -> Tensor:
