@@ -321,6 +321,38 @@ def test_a_krylov_space_reaches_what_it_says_it_has(squarings: int, decay: float
     assert reached or decay > 0.5 + 0.45 * (squarings > 0)
 
 
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("work", [0, 2 * D**3, 2**33])
+def test_squaring_follows_a_krylov_space_only_for_much_work(
+    work: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrices = [HARD[name], HARD["rank one"], HARD["a cluster 1e-4 wide"]]
+    tried: list[tuple[int, int]] = []
+
+    def watched(stack: Tensor, *, residual: float, squarings: int) -> tuple[Tensor, Tensor]:
+        tried.append((len(stack), squarings))
+        return krylov(stack, residual=residual, squarings=squarings)
+
+    monkeypatch.setattr(eigen, "_WORK", work)
+    monkeypatch.setattr(eigen, "krylov", watched)
+    found = eigen._largest_on_gpu(torch.stack(matrices))
+    np.testing.assert_allclose(found, [oracle(m) for m in matrices], rtol=1e-6)
+    assert [squarings for _, squarings in tried] == {0: [1, 3], 2 * D**3: [1], 2**33: []}[work]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("d", [96, 512, 1000])
+def test_squaring_is_accurate_for_large_matrices_and_their_worst_spectrum(d: int, device: str) -> None:
+    rest = {
+        "equal": torch.ones(d - 1),
+        "flat near the top": 1 - torch.linspace(0, 1, d - 1, dtype=F64) ** 4,
+        "worst": torch.full((d - 1,), d ** (-(2.0**-23)), dtype=F64),  # all but one add 1/√d each to tr Aⁿ
+    }
+    stack = torch.stack([torch.diag(torch.cat([torch.ones(1, dtype=F64), one])) for one in rest.values()])
+    found = eigen.largest_by_squaring(stack.to(device)).cpu()
+    np.testing.assert_allclose(found, 1, rtol=1e-6)
+
+
 def test_matrices_are_overwritten_only_where_they_are_owned() -> None:
     matrix = covariance(40, 60)
     before = matrix.clone()

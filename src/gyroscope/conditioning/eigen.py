@@ -2,7 +2,7 @@
 
 All eigenvalues come from `torch.linalg.eigvalsh` (`eigvalsh`). The largest alone is found by Lanczos iteration
 (`lanczos`), which also takes a matrix AAᵀ that is never formed (`Product`). For matrices that are formed, a GPU uses
-`krylov`, or `largest_by_squaring` where starting kernels takes longer than multiplying matrices.
+`largest_by_squaring`, because starting kernels takes longer than multiplying matrices, and `krylov` for large ones.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ Found = TypeVar("Found")
 _STACK, _STACK_ON_CPU = 2**24, 2**19
 # Up to this size, decomposing a matrix on a CPU takes no longer than Lanczos iteration for λmax alone.
 _DIRECT = 192
-# Up to this size, and this sum of d³ over a stack, repeated squaring takes a GPU less time than launching the many
-# kernels of a Krylov space. Up to the smaller size, matrices of all sizes are squared together, filled up with zeros.
-_SQUARED, _WORK, _FILLED = 512, 2**32, 128
-# Up to this size, squaring is used if a Krylov space has not reached λmax.
-_SQUARED_AFTER_ALL = 2048
+# Up to this sum of d³ over a stack, repeated squaring takes a GPU less time than launching the many kernels of a Krylov
+# space. Up to this size, matrices of all sizes are squared together, filled up with zeros.
+_WORK, _FILLED = 2**33, 128
 # Squarings before a Krylov space is tried, and before it is tried again for matrices whose λmax it has not reached: a
 # GPU multiplies matrices fast compared with launching kernels.
-_SQUARINGS, _MORE_SQUARINGS = 1, 3
+_SQUARINGS = (1, 3)
 # The residual, relative to λmax. Eigenvalues within a few times this distance of λmax may be taken for it.
 _RESIDUAL = 1e-8
 
@@ -61,7 +59,7 @@ _RESIDUAL_32, _ACCEPTED_32 = 1e-6, 1e-5
 
 # Squarings of `largest_by_squaring` that are followed by a division by the trace: the last two, and so many before that
 # the trace, which falls to d^−(2^k − 1) at the least in k squarings, stays in the range of float64.
-_DIVIDED = (5, 10, 15, 21, 22)
+_DIVIDED = (5, 11, 17, 22, 23)
 
 # Compute capabilities whose float64 throughput is at least half their float32 throughput.
 _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
@@ -127,9 +125,9 @@ class Product:
 def largest(matrices: Sequence[Tensor | Product], *, owned: bool = False) -> Tensor:
     """Return λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64 on the device of the first.
 
-    For large matrices it is found by Lanczos iteration, to a relative 1e-6 or better, and by decomposition if that
-    converges slowly. On a GPU, a small Krylov space or repeated squaring is tried before. Matrices that are `owned` may
-    be overwritten, to save memory.
+    It is found to a relative 1e-6 or better. On a CPU, large matrices take Lanczos iteration, and decomposition if that
+    converges slowly; on a GPU, repeated squaring, and a small Krylov space before if that is faster. Matrices that are
+    `owned` may be overwritten, to save memory.
 
     >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
     tensor([1., 3.], dtype=torch.float64)
@@ -229,21 +227,27 @@ def _largest(stack: Tensor) -> Tensor:
         return stack.new_zeros(len(stack))
     if d <= _DIRECT and not cuda:
         return eigvalsh(stack)[:, -1]
-    if cuda and d <= _SQUARED and len(stack) * d**3 <= _WORK:
-        return largest_by_squaring(stack)
-    value, reached = krylov(stack, residual=_RESIDUAL) if cuda else lanczos(stack, residual=_RESIDUAL)[:2]
+    if cuda:
+        return _largest_on_gpu(stack)
+    value, reached, _ = lanczos(stack, residual=_RESIDUAL)
     slow = torch.nonzero(~reached)[:, 0]
-    if cuda and len(slow):
-        value[slow], again = krylov(stack[slow], residual=_RESIDUAL, squarings=_MORE_SQUARINGS)
-        slow = slow[~again]
-    if cuda and len(slow) and d <= _SQUARED_AFTER_ALL:
-        value[slow] = largest_by_squaring(stack[slow])
-        return value
-    if cuda and len(slow):
-        value[slow], again, _ = lanczos(stack[slow], residual=_RESIDUAL)
-        slow = slow[~again]
     if len(slow):
         value[slow] = torch.linalg.eigvalsh(stack[slow])[:, -1]
+    return value
+
+
+def _largest_on_gpu(stack: Tensor, squarings: Sequence[int] = _SQUARINGS) -> Tensor:
+    """Return λmax of matrices [b, d, d], as [b]: by squaring, for much work only of what a Krylov space has not reached.
+
+    >>> _largest_on_gpu(torch.diag(torch.tensor([0.0, 1.0], dtype=torch.float64))[None])
+    tensor([1.], dtype=torch.float64)
+    """
+    if not squarings or len(stack) * stack.shape[-1] ** 3 <= _WORK:
+        return largest_by_squaring(stack)
+    value, reached = krylov(stack, residual=_RESIDUAL, squarings=squarings[0])
+    slow = torch.nonzero(~reached)[:, 0]
+    if len(slow):
+        value[slow] = _largest_on_gpu(stack[slow], squarings[1:])
     return value
 
 
@@ -346,13 +350,12 @@ def _eigvalsh(stack: Tensor) -> Tensor:
     return found
 
 
-def krylov(stack: Tensor, *, residual: float, squarings: int = _SQUARINGS) -> tuple[Tensor, Tensor]:
+def krylov(stack: Tensor, *, residual: float, squarings: int = 1) -> tuple[Tensor, Tensor]:
     """Return λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
 
     A few squarings are followed by a Krylov space in a Chebyshev basis. GPUs square matrices fast, and a product with
     the squared matrix is worth several with the matrix itself. In a basis of Chebyshev polynomials such a product is
-    nearly all of a step: no orthogonalization, no norm. So this takes a fraction of the kernels of Lanczos iteration,
-    which continues if the eigenvalue has not been reached.
+    nearly all of a step: no orthogonalization, no norm. So this takes a fraction of the kernels of Lanczos iteration.
 
     With B a multiple of A^n, n = 2^squarings, and C = 2B/f − 1, f = ‖B‖_F ≥ λmax(B), the vectors p_0 = q, p_1 = Cq,
     p_{k+1} = 2C p_k − p_{k−1} span the same space as q, Bq, B²q, ... and stay apart. With P their columns, the largest
@@ -484,15 +487,15 @@ def largest_by_squaring(stack: Tensor) -> Tensor:
     """Return λmax of positive semidefinite matrices [b, d, d], as [b]; 0 for matrices of zeros, NaN if not finite.
 
     Squaring takes more arithmetic than Lanczos iteration but far fewer kernels, and nothing waits for the device. It is
-    faster for small matrices on a GPU.
+    faster on a GPU unless matrices are large and many.
 
     With B_0 = A/tr A and B_k = B_{k−1}², divided by its trace t_k at some k, the traces multiply to the power
 
         tr A^n = Π_j t_j^{n/2^j},   n = 2^k,
 
     and (tr A^{2n}/tr A^n)^{1/n} grows toward λmax: of eigenvalues λ_i = λmax(1 − δ_i) only those with δ_i < 1/n
-    contribute, and these are equal to λmax. With n = 2^22 the relative error is 1e-6 for the worst spectrum; rounding
-    in B_k counts 2^−k times.
+    contribute, and these are equal to λmax. With n = 2^22 the relative error is below ln(d)/2n, 1e-6, for the worst
+    spectrum; rounding in B_k counts 2^−k times.
 
     >>> largest_by_squaring(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None])
     tensor([1.], dtype=torch.float64)
