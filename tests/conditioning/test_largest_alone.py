@@ -168,3 +168,30 @@ def test_samples_of_a_layer_whose_spectrum_is_asked_for_are_not_kept(monkeypatch
     assert isinstance(matrix, eigen.Product)
     expected = torch.linalg.eigvalsh(formed.mean())[-1].item()
     assert eigen.largest([matrix]).item() * times == pytest.approx(expected, rel=1e-6)
+
+
+class Large(Factor):
+    """A factor of 16 MiB on a GPU, according to itself."""
+
+    bytes = 2**24  # type: ignore[assignment]
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
+def test_a_gpu_is_asked_for_its_memory_only_after_more_has_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def allocated(device: torch.device) -> int:
+        asked.append(taken)
+        return 2**30 if taken > 9 else 0
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
+    spectrometer = solve.Spectrometer(full=True)
+    decomposed: list[int] = []
+    monkeypatch.setattr(spectrometer, "_decompose", lambda _: decomposed.append(taken))
+    for taken in range(1, 10):
+        spectrometer.take(Large())
+    assert asked == [1, 3, 6, 9]
+    assert not decomposed
+    for taken in range(10, 13):
+        spectrometer.take(Large())
+    assert asked[4:] == decomposed == [12]

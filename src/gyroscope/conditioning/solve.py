@@ -265,6 +265,7 @@ class Spectrometer:
         self._waiting: list[Factor] = []
         self._bytes = 0
         self._most: int | None = None  # bytes in use on a GPU
+        self._look = _WAITING  # waiting bytes from which memory in use counts
         self._found: list[tuple[Factor, Tensor, float, float]] = []
         self._spectra: dict[int, Spectrum] = {}
 
@@ -275,9 +276,12 @@ class Spectrometer:
         device = factor.device
         if self._most is None and device is not None and device.type == "cuda":
             self._most = torch.cuda.memory_allocated(device) + _WAITING
-        # A GPU is asked only if factors are large, because its answer takes longer than most kernels.
-        if self._bytes > _WAITING and (self._most is None or torch.cuda.memory_allocated(device) > self._most):
+        if self._bytes <= self._look:
+            return
+        if self._most is None or torch.cuda.memory_allocated(device) > self._most:
             self._decompose([])
+        else:
+            self._look = self._bytes + _WAITING  # not sooner, because the answer takes longer than most kernels
 
     def finish(self, others: Sequence[Tensor | Product] = ()) -> Tensor:
         """Bring the spectra of all factors to the host, and return λmax of other matrices."""
@@ -293,7 +297,7 @@ class Spectrometer:
 
     def _decompose(self, others: Sequence[Tensor | Product]) -> Tensor:
         """Decompose the waiting factors, and return λmax of other matrices."""
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        waiting, self._waiting, self._bytes, self._look = self._waiting, [], 0, _WAITING
         if not self.full:
             taken = [factor.take() for factor in waiting]
             dense = [matrix for factor, (matrix, _) in zip(waiting, taken, strict=True) if not factor.diagonal]
