@@ -178,20 +178,19 @@ class Large(Factor):
 
 
 def test_a_gpu_is_asked_for_its_memory_only_after_more_has_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Factor] = []
     asked: list[int] = []
+    decomposed: list[int] = []
 
     def allocated(device: torch.device) -> int:
-        asked.append(taken)
-        return 2**30 if taken > 9 else 0
+        asked.append(len(given))
+        return 2**30 if len(given) > 9 else 0
 
     monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
     spectrometer = solve.Spectrometer(full=True)
-    decomposed: list[int] = []
-    monkeypatch.setattr(spectrometer, "_decompose", lambda _: decomposed.append(taken))
-    for taken in range(1, 10):
-        spectrometer.take(Large())
-    assert asked == [1, 3, 6, 9]
-    assert not decomposed
-    for taken in range(10, 13):
-        spectrometer.take(Large())
-    assert asked[4:] == decomposed == [12]
+    monkeypatch.setattr(spectrometer, "_decompose", lambda _: decomposed.append(len(given)))
+    for _ in range(12):
+        given.append(Large())
+        spectrometer.take(given[-1])
+    assert asked == [1, 3, 6, 9, 12]
+    assert decomposed == [12]

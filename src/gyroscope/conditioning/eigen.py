@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import TypeVar
 
 import torch
@@ -37,10 +38,14 @@ _SQUARINGS = (1, 3)
 # The residual, relative to λmax. Eigenvalues within a few times this distance of λmax may be taken for it.
 _RESIDUAL = 1e-8
 
-# Parts of a stack that are decomposed at the same time.
-_STREAMS = 8
-# Above this size one matrix after the other is as fast; up to the smaller one there is a kernel for whole stacks.
-_LARGEST, _BATCHED = 512, 32
+# Matrices that a GPU decomposes at the same time, each in a stream of its own. Up to this size it takes a whole stack
+# in one call. Stacks of more than this many elements are not made: each would be a copy.
+_STREAMS, _BATCHED, _STACK_OF_ALL = 4, 32, 2**20
+# A CPU with at least so many threads decomposes the smaller matrices meanwhile. Milliseconds for d = 512 and exponents
+# of d, fitted from d = 64 to 2048: those of an H200 that is shared by streams, and of one core of its host.
+_THREADS, _GPU, _CORE = 8, (3.1, 1.4), (48.0, 2.4)
+# Above this size, one matrix after the other with all threads of a CPU is as fast as one per thread.
+_LARGEST = 512
 
 # Products of `krylov` with the squared matrix.
 _DEGREE = 32
@@ -80,16 +85,17 @@ def has_fast_double(device: torch.device) -> bool:
 def eigenvalues(matrices: Sequence[Tensor], *, owned: bool = False) -> list[Tensor]:
     """Return the eigenvalues of symmetric matrices [d, d], each as [d] in descending order, in float64.
 
-    Matrices of one size are decomposed together, on their device, or on the CPU if that has no float64. The eigenvalues
-    of a matrix that is not finite are NaN. Matrices that are `owned` may be overwritten, to save memory.
+    They are found in float64, on a CPU if the device has none; see `eigvalsh`. The eigenvalues of a matrix that is not
+    finite are NaN. Matrices that are `owned` may be overwritten, to save memory.
 
     >>> eigenvalues([torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[5.0]])])
     [tensor([3., 1.], dtype=torch.float64), tensor([5.], dtype=torch.float64)]
     """
+    groups = alike([(len(m), m.device) for m in matrices], most=_STACK_OF_ALL)
+    scaled = [_scaled([matrices[i] for i in indices], owned=owned) for indices in groups]
     found: dict[int, Tensor] = {}
-    for indices in alike([(len(m), m.device) for m in matrices]):
-        stack, scale = _scaled([matrices[i] for i in indices], owned=owned)
-        found.update(zip(indices, eigvalsh(stack).flip(-1) * scale, strict=True))
+    for indices, (_, scale), values in zip(groups, scaled, eigvalsh([stack for stack, _ in scaled]), strict=True):
+        found.update(zip(indices, values.flip(-1) * scale, strict=True))
     return [found[i] for i in range(len(matrices))]
 
 
@@ -226,7 +232,7 @@ def _largest(stack: Tensor) -> Tensor:
     if d == 0:
         return stack.new_zeros(len(stack))
     if d <= _DIRECT and not cuda:
-        return eigvalsh(stack)[:, -1]
+        return eigvalsh([stack])[0][:, -1]
     if cuda:
         return _largest_on_gpu(stack)
     value, reached, _ = lanczos(stack, residual=_RESIDUAL)
@@ -237,7 +243,7 @@ def _largest(stack: Tensor) -> Tensor:
 
 
 def _largest_on_gpu(stack: Tensor, squarings: Sequence[int] = _SQUARINGS) -> Tensor:
-    """Return λmax of matrices [b, d, d], as [b]: by squaring, for much work only of what a Krylov space has not reached.
+    """Return λmax of matrices [b, d, d], as [b]: by squaring, but if that is much work, by a Krylov space before.
 
     >>> _largest_on_gpu(torch.diag(torch.tensor([0.0, 1.0], dtype=torch.float64))[None])
     tensor([1.], dtype=torch.float64)
@@ -251,8 +257,8 @@ def _largest_on_gpu(stack: Tensor, squarings: Sequence[int] = _SQUARINGS) -> Ten
     return value
 
 
-def alike(keys: Sequence[tuple[int, torch.device]]) -> list[list[int]]:
-    """Return the indices of matrices to stack: of one size and device, and not too many at a time.
+def alike(keys: Sequence[tuple[int, torch.device]], *, most: int = _STACK) -> list[list[int]]:
+    """Return the indices of matrices to stack: of one size and device, and at most so many elements at a time.
 
     >>> cpu = torch.device("cpu")
     >>> alike([(3, cpu), (2, cpu), (3, cpu)]), alike([(2**13, cpu)] * 2)
@@ -263,8 +269,8 @@ def alike(keys: Sequence[tuple[int, torch.device]]) -> list[list[int]]:
         groups[key].append(i)
     batches = []
     for (size, device), indices in groups.items():
-        most = max(1, (_STACK_ON_CPU if device.type == "cpu" else _STACK) // max(1, size**2))
-        batches += [indices[at : at + most] for at in range(0, len(indices), most)]
+        count = max(1, (_STACK_ON_CPU if device.type == "cpu" else most) // max(1, size**2))
+        batches += [indices[at : at + count] for at in range(0, len(indices), count)]
     return batches
 
 
@@ -307,42 +313,99 @@ def magnitudes(stack: Tensor) -> Tensor:
     return found
 
 
-def eigvalsh(stack: Tensor) -> Tensor:
-    """Return `torch.linalg.eigvalsh` of a stack [b, d, d], computed in parallel parts if that is faster.
+def eigvalsh(stacks: Sequence[Tensor]) -> list[Tensor]:
+    """Return `torch.linalg.eigvalsh` of stacks [b, d, d], with matrices decomposed in parallel if that is faster.
 
     A solver takes the matrices of a stack one after the other, and spends most of its time between kernels too small to
-    fill a GPU, or on a CPU in steps that gain nothing from a second thread. Parts of a stack in threads, on a GPU each
-    with its own stream, fill the gaps.
+    fill a GPU, or on a CPU in steps that gain nothing from a second thread. So matrices are decomposed in several
+    threads and streams at once. Threads of a CPU also decompose the smaller matrices of a GPU. Which ones depends on
+    the sizes and the number of threads alone (`lent_to_cpu`): another split would change the last bits.
 
-    >>> eigvalsh(torch.tensor([[[2.0, 1.0], [1.0, 2.0]]]))
-    tensor([[1., 3.]])
+    >>> eigvalsh([torch.tensor([[[2.0, 1.0], [1.0, 2.0]]]), torch.ones(1, 1, 1)])
+    [tensor([[1., 3.]]), tensor([[1.]])]
     """
-    if len(stack) < 2 or not _BATCHED < stack.shape[-1] <= _LARGEST:
-        return _eigvalsh(stack)
-    if stack.device.type != "cuda":
-        return torch.cat(side_by_side(_eigvalsh, stack.chunk(torch.get_num_threads())))
-    _load_solver(stack.device)
-    current = torch.cuda.current_stream(stack.device)
-    parts = stack.chunk(_STREAMS)
-    streams = [torch.cuda.Stream(stack.device) for _ in parts]  # type: ignore[no-untyped-call]
+    found: dict[int, Tensor] = {}
+    on: defaultdict[torch.device, list[int]] = defaultdict(list)
+    for i, stack in enumerate(stacks):
+        on[stack.device].append(i)
+    for device, indices in on.items():
+        work = _eigvalsh_on_gpu if device.type == "cuda" else _eigvalsh_on_cpu
+        found.update(zip(indices, work([stacks[i] for i in indices]), strict=True))
+    return [found[i] for i in range(len(stacks))]
 
-    def decompose(part: Tensor, stream: torch.cuda.Stream) -> Tensor:
-        stream.wait_stream(current)
-        with torch.no_grad(), torch.cuda.stream(stream):
-            found = _eigvalsh(part)
-            stream.synchronize()
-        # The memory belongs to the other stream, and may be reused there as soon as it is released.
+
+def _eigvalsh_on_cpu(stacks: Sequence[Tensor]) -> list[Tensor]:
+    def decompose(stack: Tensor) -> Tensor:
+        if not _BATCHED < stack.shape[-1] <= _LARGEST:
+            return _eigvalsh(stack)
+        return torch.cat(side_by_side(_eigvalsh, stack.chunk(torch.get_num_threads())))
+
+    return [decompose(stack) for stack in stacks]
+
+
+def _eigvalsh_on_gpu(stacks: Sequence[Tensor]) -> list[Tensor]:
+    device, threads = stacks[0].device, torch.get_num_threads()
+    split = [torch.split(stack, 1 if stack.shape[-1] > _BATCHED else len(stack)) for stack in stacks]
+    parts = [part for some in split for part in some]
+    if len(parts) < 2:
+        return [_eigvalsh(stack) for stack in stacks]
+    order = sorted(range(len(parts)), key=lambda i: parts[i].shape[-1])
+    batched = [i for i in order if parts[i].shape[-1] <= _BATCHED]
+    single = order[len(batched) :]
+    cores = threads - _STREAMS if threads >= _THREADS else 0  # a thread that waits for a GPU occupies a core as well
+    count = lent_to_cpu([parts[i].shape[-1] for i in single], cores)
+    lent, kept = single[:count][::-1], [*batched, *single[count:]][::-1]  # the largest first
+    current, (copies, *free) = torch.cuda.current_stream(device), _streams(device)
+    for stream in (copies, *free):
+        stream.wait_stream(current)  # which may still compute the matrices
+
+    def on_cpu(i: int) -> Tensor:
+        with torch.cuda.stream(copies):
+            return _eigvalsh(parts[i].cpu())
+
+    def on_gpu(i: int) -> Tensor:
+        found = _eigvalsh(parts[i])
+        # Memory belongs to the stream that allocated it, which may reuse it as soon as it is released: that of the
+        # matrix to `current`, that of its eigenvalues to this one.
+        torch.cuda.current_stream(device).synchronize()
         found.record_stream(current)
         return found
 
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return torch.cat(list(pool.map(decompose, parts, streams)))
+    with ThreadPoolExecutor(_STREAMS, initializer=lambda: torch.cuda.set_stream(free.pop())) as pool:
+        waiting = pool.map(on_gpu, kept)
+        found = dict(zip(lent, side_by_side(on_cpu, lent), strict=True))
+        found.update(zip(kept, waiting, strict=True))
+    if lent:
+        back = torch.cat([found[i] for i in lent], dim=1).to(device)
+        found.update(zip(lent, torch.split(back, [parts[i].shape[-1] for i in lent], dim=1), strict=True))
+    ordered = (found[i] for i in range(len(parts)))
+    return [torch.cat(list(islice(ordered, len(some)))) for some in split]
+
+
+def lent_to_cpu(sizes: Sequence[int], cores: int) -> int:
+    """Return how many of some matrices, of ascending sizes, the cores of a CPU decompose while a GPU has the others.
+
+    They are as many as are finished before the others: at the latest when their times divided by the number of cores,
+    and the time of the last one, are over. The estimates are fixed, so that the same matrices are always split alike.
+
+    >>> lent_to_cpu([64] * 74, 12), lent_to_cpu([512] * 31 + [2048] * 6, 12), lent_to_cpu([64], 12)
+    (62, 25, 0)
+    """
+    gpu, core = ([at_512 * (d / 512) ** power for d in sizes] for at_512, power in (_GPU, _CORE))
+    taken, left = 0.0, sum(gpu)
+    for count, (one, other) in enumerate(zip(core, gpu, strict=True) if cores > 0 else ()):
+        taken, left = taken + one / cores, left - other
+        if taken + one > left:
+            return count
+    return 0  # a GPU has the last one at least
 
 
 @cache
-def _load_solver(device: torch.device) -> None:
-    """Call the solver once. torch loads it in the first call, which raises if several threads make it at once."""
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    """Return a stream for copies to the host, and those that decompose; always the same, as each keeps memory."""
+    # torch loads the solver of a GPU in the first call, and raises if several threads make that call at once.
     _eigvalsh(torch.eye(1, dtype=torch.float64, device=device))
+    return [torch.cuda.Stream(device) for _ in range(1 + _STREAMS)]  # type: ignore[no-untyped-call]
 
 
 def _eigvalsh(stack: Tensor) -> Tensor:

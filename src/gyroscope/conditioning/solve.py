@@ -298,31 +298,21 @@ class Spectrometer:
     def _decompose(self, others: Sequence[Tensor | Product]) -> Tensor:
         """Decompose the waiting factors, and return λmax of other matrices."""
         waiting, self._waiting, self._bytes, self._look = self._waiting, [], 0, _WAITING
-        if not self.full:
-            taken = [factor.take() for factor in waiting]
-            dense = [matrix for factor, (matrix, _) in zip(waiting, taken, strict=True) if not factor.diagonal]
+        taken = [factor.take() for factor in waiting]
+        dense = [matrix for factor, (matrix, _) in zip(waiting, taken, strict=True) if not factor.diagonal]
+        if self.full:
+            formed = [matrix for matrix in dense if isinstance(matrix, Tensor)]  # all: their spectra are asked for
+            found, tops = iter(eigenvalues(formed, owned=True)), largest(others)
+        else:
             both = largest([*dense, *others], owned=True)
-            tops = iter(both[: len(dense), None])
-            # One-hot samples have the eigenvalues themselves.
-            self._keep(waiting, taken, [
-                matrix.amax()[None] if factor.diagonal and isinstance(matrix, Tensor) else next(tops)
-                for factor, (matrix, _) in zip(waiting, taken, strict=True)
-            ])  # fmt: skip
-            return both[len(dense) :]
-        sizes: defaultdict[int, list[Factor]] = defaultdict(list)
-        for factor in waiting:
-            sizes[-1 if factor.diagonal else factor.side].append(factor)
-        for size, factors in sizes.items():
-            taken = [factor.take() for factor in factors]
-            formed = [matrix for matrix, _ in taken if isinstance(matrix, Tensor)]  # all: their spectra are asked for
-            self._keep(factors, taken, formed if size == -1 else eigenvalues(formed, owned=True))
-        return largest(others)
-
-    def _keep(
-        self, factors: Sequence[Factor], taken: Sequence[tuple[Tensor | Product, float]], values: Sequence[Tensor]
-    ) -> None:
-        for factor, (matrix, times), found in zip(factors, taken, values, strict=True):
-            self._found.append((factor, found, times, zero_below(factor, matrix.dtype)))
+            found, tops = iter(both[: len(dense), None]), both[len(dense) :]
+        for factor, (matrix, times) in zip(waiting, taken, strict=True):
+            if factor.diagonal and isinstance(matrix, Tensor):
+                values = matrix if self.full else matrix.amax()[None]  # one-hot samples have the eigenvalues themselves
+            else:
+                values = next(found)
+            self._found.append((factor, values, times, zero_below(factor, matrix.dtype)))
+        return tops
 
 
 def zero_below(factor: Factor, dtype: torch.dtype) -> float:
