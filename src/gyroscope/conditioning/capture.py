@@ -75,8 +75,9 @@ class Capture:
         for i, layer in enumerate(self.layers):
             by_module[id(layer.module)].append(i)
         for name, module in self.model.named_modules():
-            for position in _own(module, by_parameter, by_module):
-                self._put(module, position, name)
+            if isinstance(module, _CALLED) or is_conv1d(module):
+                for position in _own(module, by_parameter, by_module):
+                    self._put(module, position, name)
 
     def detach(self) -> None:
         """Remove the hooks, if they are attached. What was read stays."""
@@ -138,8 +139,6 @@ class Capture:
 
     def _put(self, module: nn.Module, position: int, name: str) -> None:
         layer = self.layers[position]
-        if not (isinstance(module, _CALLED) or is_conv1d(module)):
-            return
         how = reader(module, patches=self.patches)
         if isinstance(how, str):
             self.reasons[position] = self._refused[position] = how

@@ -273,12 +273,11 @@ class Spectrometer:
         """Accept a complete factor, whose memory may be released."""
         self._waiting.append(factor)
         self._bytes += factor.bytes
-        device = factor.device
-        if self._most is None and device is not None and device.type == "cuda":
+        if self._most is None and (device := factor.device) is not None and device.type == "cuda":
             self._most = torch.cuda.memory_allocated(device) + _WAITING
         if self._bytes <= self._look:
             return
-        if self._most is None or torch.cuda.memory_allocated(device) > self._most:
+        if self._most is None or torch.cuda.memory_allocated(factor.device) > self._most:
             self._decompose([])
         else:
             self._look = self._bytes + _WAITING  # not sooner, because the answer takes longer than most kernels
