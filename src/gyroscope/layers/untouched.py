@@ -81,8 +81,9 @@ def _copies(buffers: dict[int, Tensor]) -> dict[int, Tensor]:
             kinds[buffer.dtype, buffer.device].append(key)
         else:
             copies[key] = buffer.detach().clone()
-    for keys in kinds.values():
-        copies |= zip(keys, torch._foreach_mul([buffers[key].detach() for key in keys], 1), strict=True)
+    with torch.no_grad():
+        for keys in kinds.values():
+            copies |= zip(keys, torch._foreach_mul([buffers[key] for key in keys], 1), strict=True)
     return copies
 
 
