@@ -1,4 +1,4 @@
-"""Eigenvalues of many symmetric matrices, those of one size together, and the largest of each alone.
+"""Eigenvalues of many symmetric matrices at once, and the largest of each alone.
 
 All eigenvalues come from `torch.linalg.eigvalsh` (`eigvalsh`). The largest alone is found by Lanczos iteration
 (`lanczos`), which also takes a matrix AAᵀ that is never formed (`Product`). For matrices that are formed, a GPU uses

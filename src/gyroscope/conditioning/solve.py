@@ -1,4 +1,4 @@
-"""From the factors of every layer to its numbers, with matrices of one size decomposed together.
+"""From the factors of every layer to its numbers, with many matrices decomposed together.
 
 `Spectrometer` turns factors into spectra, and keeps few of them in memory. `solve` turns the spectra, weights and
 gradients into one row per layer.
