@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -278,7 +279,7 @@ def test_the_number_of_threads_changes_no_eigenvalue_and_is_left_as_it_is(thread
     stack = torch.stack([covariance(65, 130, seed) for seed in range(5)])
     try:
         torch.set_num_threads(threads)
-        top, every = largest(products), eigvalsh(stack)
+        top, (every,) = largest(products), eigvalsh([stack])
         assert torch.get_num_threads() == threads
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(torch.get_num_threads).result() == threads
@@ -321,6 +322,38 @@ def test_a_krylov_space_reaches_what_it_says_it_has(squarings: int, decay: float
     assert reached or decay > 0.5 + 0.45 * (squarings > 0)
 
 
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("work", [0, 2 * D**3, 2**33])
+def test_squaring_follows_a_krylov_space_only_for_much_work(
+    work: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrices = [HARD[name], HARD["rank one"], HARD["a cluster 1e-4 wide"]]
+    tried: list[tuple[int, int]] = []
+
+    def watched(stack: Tensor, *, residual: float, squarings: int) -> tuple[Tensor, Tensor]:
+        tried.append((len(stack), squarings))
+        return krylov(stack, residual=residual, squarings=squarings)
+
+    monkeypatch.setattr(eigen, "_WORK", work)
+    monkeypatch.setattr(eigen, "krylov", watched)
+    found = eigen._largest_on_gpu(torch.stack(matrices))
+    np.testing.assert_allclose(found, [oracle(m) for m in matrices], rtol=1e-6)
+    assert [squarings for _, squarings in tried] == {0: [1, 3], 2 * D**3: [1], 2**33: []}[work]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("d", [96, 512, 1000])
+def test_squaring_is_accurate_for_large_matrices_and_their_worst_spectrum(d: int, device: str) -> None:
+    rest = {
+        "equal": torch.ones(d - 1),
+        "flat near the top": 1 - torch.linspace(0, 1, d - 1, dtype=F64) ** 4,
+        "worst": torch.full((d - 1,), d ** (-(2.0**-23)), dtype=F64),  # all but one add 1/√d each to tr Aⁿ
+    }
+    stack = torch.stack([torch.diag(torch.cat([torch.ones(1, dtype=F64), one])) for one in rest.values()])
+    found = eigen.largest_by_squaring(stack.to(device)).cpu()
+    np.testing.assert_allclose(found, 1, rtol=1e-6)
+
+
 def test_matrices_are_overwritten_only_where_they_are_owned() -> None:
     matrix = covariance(40, 60)
     before = matrix.clone()
@@ -334,5 +367,89 @@ def test_matrices_are_overwritten_only_where_they_are_owned() -> None:
 @pytest.mark.parametrize(("count", "size"), [(1, 40), (2, 40), (9, 40), (20, 65), (3, 300), (40, 16)])
 def test_many_matrices_side_by_side_have_their_own_eigenvalues(count: int, size: int, device: str) -> None:
     stack = torch.stack([(i + 1) * covariance(size, 2 * size) for i in range(count)])
-    found = eigvalsh(stack.to(device)).cpu()
+    found = eigvalsh([stack.to(device)])[0].cpu()
     torch.testing.assert_close(found, torch.linalg.eigvalsh(stack), rtol=1e-10, atol=1e-12)
+
+
+MIXED = [20, 20, 33, 40, 65, 65, 65, 130, 130, 200, 200, 300, 400]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("threads", [1, 16])
+def test_matrices_of_many_sizes_side_by_side_have_their_own_eigenvalues(threads: int, device: str) -> None:
+    given = [(i + 1) * covariance(size, 2 * size, i) for i, size in enumerate(MIXED)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found, again = (eigenvalues([m.to(device) for m in given]) for _ in range(2))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for matrix, values, same in zip(given, found, again, strict=True):
+        assert torch.equal(values, same)
+        np.testing.assert_allclose(values.cpu(), torch.linalg.eigvalsh(matrix).flip(0), rtol=0, atol=1e-10)
+
+
+class Stream:
+    """A stream of a GPU that is not there."""
+
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that tensors are on a GPU, and that a CPU has 16 threads."""
+    monkeypatch.setattr(eigen, "_streams", lambda device: [Stream() for _ in range(1 + eigen._STREAMS)])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: None)
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_cpu_takes_small_matrices_of_a_gpu_and_all_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+
+    def cpu(self: Tensor) -> Tensor:
+        copied.append(self.shape[-1])
+        return self
+
+    monkeypatch.setattr(Tensor, "cpu", cpu)
+    given = [covariance(size, 2 * size, i) for i, size in enumerate(MIXED)]
+    sizes = [400, 20, 200, 65, 33, 130, 300, 40]
+    stacks = [torch.stack([m for m in given if len(m) == size]) for size in sizes]
+    for stack, values in zip(stacks, eigen._eigvalsh_on_gpu(stacks), strict=True):
+        torch.testing.assert_close(values, torch.linalg.eigvalsh(stack), rtol=0, atol=1e-12)
+    ascending = MIXED[2:]  # the smallest are decomposed together
+    assert sorted(copied) == ascending[: eigen.lent_to_cpu(ascending, 16 - eigen._STREAMS)] != []
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize("size", [40, 400])
+def test_an_error_of_a_cpu_or_a_gpu_is_raised(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(stack: Tensor) -> Tensor:
+        if stack.shape[-1] == size:
+            raise RuntimeError("did not converge")
+        return stack[..., 0]
+
+    monkeypatch.setattr(eigen, "_eigvalsh", fails)
+    with pytest.raises(RuntimeError, match="did not converge"):
+        eigen._eigvalsh_on_gpu([torch.zeros(3, d, d) for d in (40, 200, 400)])
+
+
+@pytest.mark.parametrize("cores", [-4, 0, 1, 12, 60])
+@pytest.mark.parametrize("sizes", [[], [64], [64] * 74, [512] * 31 + [1536] * 6, [33, 64, 128, 4096], MIXED[2:]])
+def test_a_cpu_is_done_before_the_gpu_it_helps(sizes: list[int], cores: int) -> None:
+    count = eigen.lent_to_cpu(sizes, cores)
+    (gpu, growth), (core, steeper) = eigen._GPU, eigen._CORE
+    workers = [0.0] * max(cores, 1)
+    for size in sorted(sizes[:count], reverse=True):
+        workers[workers.index(min(workers))] += core * (size / 512) ** steeper
+    assert max(workers) <= sum(gpu * (size / 512) ** growth for size in sizes[count:])
+    assert count == 0 or cores > 0

@@ -168,3 +168,29 @@ def test_samples_of_a_layer_whose_spectrum_is_asked_for_are_not_kept(monkeypatch
     assert isinstance(matrix, eigen.Product)
     expected = torch.linalg.eigvalsh(formed.mean())[-1].item()
     assert eigen.largest([matrix]).item() * times == pytest.approx(expected, rel=1e-6)
+
+
+class Large(Factor):
+    """A factor of 16 MiB on a GPU, according to itself."""
+
+    bytes = 2**24  # type: ignore[assignment]
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
+def test_a_gpu_is_asked_for_its_memory_only_after_more_has_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Factor] = []
+    asked: list[int] = []
+    decomposed: list[int] = []
+
+    def allocated(device: torch.device) -> int:
+        asked.append(len(given))
+        return 2**30 if len(given) > 9 else 0
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
+    spectrometer = solve.Spectrometer(full=True)
+    monkeypatch.setattr(spectrometer, "_decompose", lambda _: decomposed.append(len(given)))
+    for _ in range(12):
+        given.append(Large())
+        spectrometer.take(given[-1])
+    assert asked == [1, 3, 6, 9, 12]
+    assert decomposed == [12]

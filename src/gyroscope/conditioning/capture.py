@@ -75,8 +75,9 @@ class Capture:
         for i, layer in enumerate(self.layers):
             by_module[id(layer.module)].append(i)
         for name, module in self.model.named_modules():
-            for position in _own(module, by_parameter, by_module):
-                self._put(module, position, name)
+            if isinstance(module, _CALLED) or is_conv1d(module):
+                for position in _own(module, by_parameter, by_module):
+                    self._put(module, position, name)
 
     def detach(self) -> None:
         """Remove the hooks, if they are attached. What was read stays."""
@@ -133,13 +134,11 @@ class Capture:
         return reentrant
 
     def _wants(self, use: Use) -> bool:
-        # Gradients of gradients are taken while a loss is computed, and are not gradients of the loss.
+        # Gradients of gradients, with gradients enabled, are taken while a loss is computed, and are not those of it.
         return not self.waits and not use.done and not torch.is_grad_enabled()
 
     def _put(self, module: nn.Module, position: int, name: str) -> None:
         layer = self.layers[position]
-        if not (isinstance(module, _CALLED) or is_conv1d(module)):
-            return
         how = reader(module, patches=self.patches)
         if isinstance(how, str):
             self.reasons[position] = self._refused[position] = how
@@ -199,7 +198,7 @@ class Capture:
                 capture.reasons[position] = use.why_not = "its input was overwritten before the backward pass"
                 return
             try:
-                with torch.no_grad(), torch._C._DisableAutocast():
+                with torch._C._DisableAutocast():
                     if keep is not None:
                         how.x(use.x, keep)
                     how.g(use.g, g.detach())
@@ -236,8 +235,10 @@ class _Hook:
             return
         if capture._looking or not listens(capture):
             return
-        given = tensors((args, kwargs))
-        if not given or not isinstance(output, Tensor) or not output.requires_grad:
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        given = args[:1] if args and isinstance(args[0], Tensor) else tensors((args, kwargs))
+        if not given:
             return
         try:
             with torch.no_grad(), torch._C._DisableAutocast():

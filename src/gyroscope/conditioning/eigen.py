@@ -1,8 +1,8 @@
-"""Eigenvalues of many symmetric matrices, those of one size together, and the largest of each alone.
+"""Eigenvalues of many symmetric matrices at once, and the largest of each alone.
 
 All eigenvalues come from `torch.linalg.eigvalsh` (`eigvalsh`). The largest alone is found by Lanczos iteration
 (`lanczos`), which also takes a matrix AAᵀ that is never formed (`Product`). For matrices that are formed, a GPU uses
-`krylov`, or `largest_by_squaring` where starting kernels takes longer than multiplying matrices.
+`largest_by_squaring`, because starting kernels takes longer than multiplying matrices, and `krylov` for large ones.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import TypeVar
 
 import torch
@@ -28,21 +29,23 @@ Found = TypeVar("Found")
 _STACK, _STACK_ON_CPU = 2**24, 2**19
 # Up to this size, decomposing a matrix on a CPU takes no longer than Lanczos iteration for λmax alone.
 _DIRECT = 192
-# Up to this size, and this sum of d³ over a stack, repeated squaring takes a GPU less time than launching the many
-# kernels of a Krylov space. Up to the smaller size, matrices of all sizes are squared together, filled up with zeros.
-_SQUARED, _WORK, _FILLED = 512, 2**32, 128
-# Up to this size, squaring is used if a Krylov space has not reached λmax.
-_SQUARED_AFTER_ALL = 2048
+# Up to this sum of d³ over a stack, repeated squaring takes a GPU less time than launching the many kernels of a Krylov
+# space. Up to this size, matrices of all sizes are squared together, filled up with zeros.
+_WORK, _FILLED = 2**33, 128
 # Squarings before a Krylov space is tried, and before it is tried again for matrices whose λmax it has not reached: a
 # GPU multiplies matrices fast compared with launching kernels.
-_SQUARINGS, _MORE_SQUARINGS = 1, 3
+_SQUARINGS = (1, 3)
 # The residual, relative to λmax. Eigenvalues within a few times this distance of λmax may be taken for it.
 _RESIDUAL = 1e-8
 
-# Parts of a stack that are decomposed at the same time.
-_STREAMS = 8
-# Above this size one matrix after the other is as fast; up to the smaller one there is a kernel for whole stacks.
-_LARGEST, _BATCHED = 512, 32
+# Matrices that a GPU decomposes at the same time, each in a stream of its own. Up to this size it takes a whole stack
+# in one call. Stacks of more than this many elements are not made: each would be a copy.
+_STREAMS, _BATCHED, _STACK_OF_ALL = 4, 32, 2**20
+# A CPU with at least so many threads decomposes the smaller matrices meanwhile. Milliseconds for d = 512 and exponents
+# of d, fitted from d = 64 to 2048: those of an H200 that is shared by streams, and of one core of its host.
+_THREADS, _GPU, _CORE = 8, (3.1, 1.4), (48.0, 2.4)
+# Above this size, one matrix after the other with all threads of a CPU is as fast as one per thread.
+_LARGEST = 512
 
 # Products of `krylov` with the squared matrix.
 _DEGREE = 32
@@ -61,7 +64,7 @@ _RESIDUAL_32, _ACCEPTED_32 = 1e-6, 1e-5
 
 # Squarings of `largest_by_squaring` that are followed by a division by the trace: the last two, and so many before that
 # the trace, which falls to d^−(2^k − 1) at the least in k squarings, stays in the range of float64.
-_DIVIDED = (5, 10, 15, 21, 22)
+_DIVIDED = (5, 11, 17, 22, 23)
 
 # Compute capabilities whose float64 throughput is at least half their float32 throughput.
 _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
@@ -82,16 +85,17 @@ def has_fast_double(device: torch.device) -> bool:
 def eigenvalues(matrices: Sequence[Tensor], *, owned: bool = False) -> list[Tensor]:
     """Return the eigenvalues of symmetric matrices [d, d], each as [d] in descending order, in float64.
 
-    Matrices of one size are decomposed together, on their device, or on the CPU if that has no float64. The eigenvalues
-    of a matrix that is not finite are NaN. Matrices that are `owned` may be overwritten, to save memory.
+    They are found in float64, on a CPU if the device has none; see `eigvalsh`. The eigenvalues of a matrix that is not
+    finite are NaN. Matrices that are `owned` may be overwritten, to save memory.
 
     >>> eigenvalues([torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[5.0]])])
     [tensor([3., 1.], dtype=torch.float64), tensor([5.], dtype=torch.float64)]
     """
+    groups = alike([(len(m), m.device) for m in matrices], most=_STACK_OF_ALL)
+    scaled = [_scaled([matrices[i] for i in indices], owned=owned) for indices in groups]
     found: dict[int, Tensor] = {}
-    for indices in alike([(len(m), m.device) for m in matrices]):
-        stack, scale = _scaled([matrices[i] for i in indices], owned=owned)
-        found.update(zip(indices, eigvalsh(stack).flip(-1) * scale, strict=True))
+    for indices, (_, scale), values in zip(groups, scaled, eigvalsh([stack for stack, _ in scaled]), strict=True):
+        found.update(zip(indices, values.flip(-1) * scale, strict=True))
     return [found[i] for i in range(len(matrices))]
 
 
@@ -127,9 +131,9 @@ class Product:
 def largest(matrices: Sequence[Tensor | Product], *, owned: bool = False) -> Tensor:
     """Return λmax of symmetric positive semidefinite matrices [d, d], as [n] in float64 on the device of the first.
 
-    For large matrices it is found by Lanczos iteration, to a relative 1e-6 or better, and by decomposition if that
-    converges slowly. On a GPU, a small Krylov space or repeated squaring is tried before. Matrices that are `owned` may
-    be overwritten, to save memory.
+    It is found to a relative 1e-6 or better. On a CPU, large matrices take Lanczos iteration, and decomposition if that
+    converges slowly; on a GPU, repeated squaring, and a small Krylov space before if that is faster. Matrices that are
+    `owned` may be overwritten, to save memory.
 
     >>> largest([torch.eye(3), torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
     tensor([1., 3.], dtype=torch.float64)
@@ -145,8 +149,9 @@ def largest(matrices: Sequence[Tensor | Product], *, owned: bool = False) -> Ten
         chunks.append((list(some), value))
         slow = [i for i, enough in zip(some, reached.tolist(), strict=True) if not enough]
         formed |= {i: _formed(some[i]) for i in slow}
-    places = sorted(formed, key=lambda i: len(formed[i]))
-    for group in alike([(_filled(len(formed[i]), formed[i].device), formed[i].device) for i in places]):
+    sizes = {i: matrix.shape[0] for i, matrix in formed.items()}  # `len` of a tensor takes four times as long
+    places = sorted(formed, key=sizes.__getitem__)
+    for group in alike([(_filled(sizes[i], formed[i].device), formed[i].device) for i in places]):
         indices = [places[i] for i in group]
         stack, scale = _scaled([formed[i] for i in indices], owned=owned)
         chunks.append((indices, _largest(stack) * scale[:, 0]))
@@ -228,27 +233,33 @@ def _largest(stack: Tensor) -> Tensor:
     if d == 0:
         return stack.new_zeros(len(stack))
     if d <= _DIRECT and not cuda:
-        return eigvalsh(stack)[:, -1]
-    if cuda and d <= _SQUARED and len(stack) * d**3 <= _WORK:
-        return largest_by_squaring(stack)
-    value, reached = krylov(stack, residual=_RESIDUAL) if cuda else lanczos(stack, residual=_RESIDUAL)[:2]
+        return eigvalsh([stack])[0][:, -1]
+    if cuda:
+        return _largest_on_gpu(stack)
+    value, reached, _ = lanczos(stack, residual=_RESIDUAL)
     slow = torch.nonzero(~reached)[:, 0]
-    if cuda and len(slow):
-        value[slow], again = krylov(stack[slow], residual=_RESIDUAL, squarings=_MORE_SQUARINGS)
-        slow = slow[~again]
-    if cuda and len(slow) and d <= _SQUARED_AFTER_ALL:
-        value[slow] = largest_by_squaring(stack[slow])
-        return value
-    if cuda and len(slow):
-        value[slow], again, _ = lanczos(stack[slow], residual=_RESIDUAL)
-        slow = slow[~again]
     if len(slow):
         value[slow] = torch.linalg.eigvalsh(stack[slow])[:, -1]
     return value
 
 
-def alike(keys: Sequence[tuple[int, torch.device]]) -> list[list[int]]:
-    """Return the indices of matrices to stack: of one size and device, and not too many at a time.
+def _largest_on_gpu(stack: Tensor, squarings: Sequence[int] = _SQUARINGS) -> Tensor:
+    """Return λmax of matrices [b, d, d], as [b]: by squaring, but if that is much work, by a Krylov space before.
+
+    >>> _largest_on_gpu(torch.diag(torch.tensor([0.0, 1.0], dtype=torch.float64))[None])
+    tensor([1.], dtype=torch.float64)
+    """
+    if not squarings or len(stack) * stack.shape[-1] ** 3 <= _WORK:
+        return largest_by_squaring(stack)
+    value, reached = krylov(stack, residual=_RESIDUAL, squarings=squarings[0])
+    slow = torch.nonzero(~reached)[:, 0]
+    if len(slow):
+        value[slow] = _largest_on_gpu(stack[slow], squarings[1:])
+    return value
+
+
+def alike(keys: Sequence[tuple[int, torch.device]], *, most: int = _STACK) -> list[list[int]]:
+    """Return the indices of matrices to stack: of one size and device, and at most so many elements at a time.
 
     >>> cpu = torch.device("cpu")
     >>> alike([(3, cpu), (2, cpu), (3, cpu)]), alike([(2**13, cpu)] * 2)
@@ -259,8 +270,8 @@ def alike(keys: Sequence[tuple[int, torch.device]]) -> list[list[int]]:
         groups[key].append(i)
     batches = []
     for (size, device), indices in groups.items():
-        most = max(1, (_STACK_ON_CPU if device.type == "cpu" else _STACK) // max(1, size**2))
-        batches += [indices[at : at + most] for at in range(0, len(indices), most)]
+        count = max(1, (_STACK_ON_CPU if device.type == "cpu" else most) // max(1, size**2))
+        batches += [indices[at : at + count] for at in range(0, len(indices), count)]
     return batches
 
 
@@ -281,7 +292,7 @@ def _scaled(matrices: Sequence[Tensor], *, owned: bool = False) -> tuple[Tensor,
 
 def _stack(matrices: Sequence[Tensor]) -> Tensor:
     """Return matrices in ascending order of size as a stack; smaller ones are filled up with zeros."""
-    sizes = [len(m) for m in matrices]
+    sizes = [m.shape[0] for m in matrices]
     if sizes[0] == sizes[-1]:
         return torch.stack(list(matrices))
     stack = matrices[-1].new_zeros(len(sizes), sizes[-1], sizes[-1])
@@ -303,35 +314,99 @@ def magnitudes(stack: Tensor) -> Tensor:
     return found
 
 
-def eigvalsh(stack: Tensor) -> Tensor:
-    """Return `torch.linalg.eigvalsh` of a stack [b, d, d], computed in parallel parts if that is faster.
+def eigvalsh(stacks: Sequence[Tensor]) -> list[Tensor]:
+    """Return `torch.linalg.eigvalsh` of stacks [b, d, d], with matrices decomposed in parallel if that is faster.
 
     A solver takes the matrices of a stack one after the other, and spends most of its time between kernels too small to
-    fill a GPU, or on a CPU in steps that gain nothing from a second thread. Parts of a stack in threads, on a GPU each
-    with its own stream, fill the gaps.
+    fill a GPU, or on a CPU in steps that gain nothing from a second thread. So matrices are decomposed in several
+    threads and streams at once. Threads of a CPU also decompose the smaller matrices of a GPU. Which ones depends on
+    the sizes and the number of threads alone (`lent_to_cpu`): another split would change the last bits.
 
-    >>> eigvalsh(torch.tensor([[[2.0, 1.0], [1.0, 2.0]]]))
-    tensor([[1., 3.]])
+    >>> eigvalsh([torch.tensor([[[2.0, 1.0], [1.0, 2.0]]]), torch.ones(1, 1, 1)])
+    [tensor([[1., 3.]]), tensor([[1.]])]
     """
-    if len(stack) < 2 or not _BATCHED < stack.shape[-1] <= _LARGEST:
-        return _eigvalsh(stack)
-    if stack.device.type != "cuda":
-        return torch.cat(side_by_side(_eigvalsh, stack.chunk(torch.get_num_threads())))
-    current = torch.cuda.current_stream(stack.device)
-    parts = stack.chunk(_STREAMS)
-    streams = [torch.cuda.Stream(stack.device) for _ in parts]  # type: ignore[no-untyped-call]
+    found: dict[int, Tensor] = {}
+    on: defaultdict[torch.device, list[int]] = defaultdict(list)
+    for i, stack in enumerate(stacks):
+        on[stack.device].append(i)
+    for device, indices in on.items():
+        work = _eigvalsh_on_gpu if device.type == "cuda" else _eigvalsh_on_cpu
+        found.update(zip(indices, work([stacks[i] for i in indices]), strict=True))
+    return [found[i] for i in range(len(stacks))]
 
-    def decompose(part: Tensor, stream: torch.cuda.Stream) -> Tensor:
-        stream.wait_stream(current)
-        with torch.no_grad(), torch.cuda.stream(stream):
-            found = _eigvalsh(part)
-            stream.synchronize()
-        # The memory belongs to the other stream, and may be reused there as soon as it is released.
+
+def _eigvalsh_on_cpu(stacks: Sequence[Tensor]) -> list[Tensor]:
+    def decompose(stack: Tensor) -> Tensor:
+        if not _BATCHED < stack.shape[-1] <= _LARGEST:
+            return _eigvalsh(stack)
+        return torch.cat(side_by_side(_eigvalsh, stack.chunk(torch.get_num_threads())))
+
+    return [decompose(stack) for stack in stacks]
+
+
+def _eigvalsh_on_gpu(stacks: Sequence[Tensor]) -> list[Tensor]:
+    device, threads = stacks[0].device, torch.get_num_threads()
+    split = [torch.split(stack, 1 if stack.shape[-1] > _BATCHED else len(stack)) for stack in stacks]
+    parts = [part for some in split for part in some]
+    if len(parts) < 2:
+        return [_eigvalsh(stack) for stack in stacks]
+    order = sorted(range(len(parts)), key=lambda i: parts[i].shape[-1])
+    batched = [i for i in order if parts[i].shape[-1] <= _BATCHED]
+    single = order[len(batched) :]
+    cores = threads - _STREAMS if threads >= _THREADS else 0  # a thread that waits for a GPU occupies a core as well
+    count = lent_to_cpu([parts[i].shape[-1] for i in single], cores)
+    lent, kept = single[:count][::-1], [*batched, *single[count:]][::-1]  # the largest first
+    current, (copies, *free) = torch.cuda.current_stream(device), _streams(device)
+    for stream in (copies, *free):
+        stream.wait_stream(current)  # which may still compute the matrices
+
+    def on_cpu(i: int) -> Tensor:
+        with torch.cuda.stream(copies):
+            return _eigvalsh(parts[i].cpu())
+
+    def on_gpu(i: int) -> Tensor:
+        found = _eigvalsh(parts[i])
+        # Memory belongs to the stream that allocated it, which may reuse it as soon as it is released: that of the
+        # matrix to `current`, that of its eigenvalues to this one.
+        torch.cuda.current_stream(device).synchronize()
         found.record_stream(current)
         return found
 
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return torch.cat(list(pool.map(decompose, parts, streams)))
+    with ThreadPoolExecutor(_STREAMS, initializer=lambda: torch.cuda.set_stream(free.pop())) as pool:
+        waiting = pool.map(on_gpu, kept)
+        found = dict(zip(lent, side_by_side(on_cpu, lent), strict=True))
+        found.update(zip(kept, waiting, strict=True))
+    if lent:
+        back = torch.cat([found[i] for i in lent], dim=1).to(device)
+        found.update(zip(lent, torch.split(back, [parts[i].shape[-1] for i in lent], dim=1), strict=True))
+    ordered = (found[i] for i in range(len(parts)))
+    return [torch.cat(list(islice(ordered, len(some)))) for some in split]
+
+
+def lent_to_cpu(sizes: Sequence[int], cores: int) -> int:
+    """Return how many of some matrices, of ascending sizes, the cores of a CPU decompose while a GPU has the others.
+
+    They are as many as are finished before the others: at the latest when their times divided by the number of cores,
+    and the time of the last one, are over. The estimates are fixed, so that the same matrices are always split alike.
+
+    >>> lent_to_cpu([64] * 74, 12), lent_to_cpu([512] * 31 + [2048] * 6, 12), lent_to_cpu([64], 12)
+    (62, 25, 0)
+    """
+    gpu, core = ([at_512 * (d / 512) ** power for d in sizes] for at_512, power in (_GPU, _CORE))
+    taken, left = 0.0, sum(gpu)
+    for count, (one, other) in enumerate(zip(core, gpu, strict=True) if cores > 0 else ()):
+        taken, left = taken + one / cores, left - other
+        if taken + one > left:
+            return count
+    return 0  # a GPU has the last one at least
+
+
+@cache
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    """Return a stream for copies to the host, and those that decompose; always the same, as each keeps memory."""
+    # torch loads the solver of a GPU in the first call, and raises if several threads make that call at once.
+    _eigvalsh(torch.eye(1, dtype=torch.float64, device=device))
+    return [torch.cuda.Stream(device) for _ in range(1 + _STREAMS)]  # type: ignore[no-untyped-call]
 
 
 def _eigvalsh(stack: Tensor) -> Tensor:
@@ -339,13 +414,12 @@ def _eigvalsh(stack: Tensor) -> Tensor:
     return found
 
 
-def krylov(stack: Tensor, *, residual: float, squarings: int = _SQUARINGS) -> tuple[Tensor, Tensor]:
+def krylov(stack: Tensor, *, residual: float, squarings: int = 1) -> tuple[Tensor, Tensor]:
     """Return λmax of positive semidefinite matrices [b, d, d], and whether it was reached, both [b].
 
     A few squarings are followed by a Krylov space in a Chebyshev basis. GPUs square matrices fast, and a product with
     the squared matrix is worth several with the matrix itself. In a basis of Chebyshev polynomials such a product is
-    nearly all of a step: no orthogonalization, no norm. So this takes a fraction of the kernels of Lanczos iteration,
-    which continues if the eigenvalue has not been reached.
+    nearly all of a step: no orthogonalization, no norm. So this takes a fraction of the kernels of Lanczos iteration.
 
     With B a multiple of A^n, n = 2^squarings, and C = 2B/f − 1, f = ‖B‖_F ≥ λmax(B), the vectors p_0 = q, p_1 = Cq,
     p_{k+1} = 2C p_k − p_{k−1} span the same space as q, Bq, B²q, ... and stay apart. With P their columns, the largest
@@ -477,15 +551,15 @@ def largest_by_squaring(stack: Tensor) -> Tensor:
     """Return λmax of positive semidefinite matrices [b, d, d], as [b]; 0 for matrices of zeros, NaN if not finite.
 
     Squaring takes more arithmetic than Lanczos iteration but far fewer kernels, and nothing waits for the device. It is
-    faster for small matrices on a GPU.
+    faster on a GPU unless matrices are large and many.
 
     With B_0 = A/tr A and B_k = B_{k−1}², divided by its trace t_k at some k, the traces multiply to the power
 
         tr A^n = Π_j t_j^{n/2^j},   n = 2^k,
 
     and (tr A^{2n}/tr A^n)^{1/n} grows toward λmax: of eigenvalues λ_i = λmax(1 − δ_i) only those with δ_i < 1/n
-    contribute, and these are equal to λmax. With n = 2^22 the relative error is 1e-6 for the worst spectrum; rounding
-    in B_k counts 2^−k times.
+    contribute, and these are equal to λmax. With n = 2^22 the relative error is below ln(d)/2n, 1e-6, for the worst
+    spectrum; rounding in B_k counts 2^−k times.
 
     >>> largest_by_squaring(torch.diag(torch.linspace(0, 1, 100, dtype=torch.float64))[None])
     tensor([1.], dtype=torch.float64)

@@ -24,6 +24,7 @@ _TURN = ("TBackward", "TransposeBackward", "PermuteBackward", "NumpyTBackward")
 
 # By node: the index of the weight among its inputs, and the name under which the other input is saved.
 _PRODUCTS = {"AddmmBackward": (2, "mat1"), "MmBackward": (1, "self"), "LinearBackward": (1, "input")}
+_ENDS = {*_PRODUCTS, "ConvolutionBackward", "EmbeddingBackward"}
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def hook(
             return
         try:
             x = kept.pop()
-            with torch.no_grad(), torch._C._DisableAutocast():
+            with torch._C._DisableAutocast():
                 how.x(use.x, x.detach())
                 how.g(use.g, g.detach())
         except Exception as error:
@@ -112,7 +113,7 @@ def _name_of(kind: Any) -> str:
 def _maker(top: Any) -> list[Any]:
     """Return the nodes of a module's computation from its output down to the product in it."""
     nodes = [top]
-    while len(nodes) < 5 and _name(nodes[-1]) not in (*_PRODUCTS, "ConvolutionBackward", "EmbeddingBackward"):
+    while len(nodes) < 5 and _name(nodes[-1]) not in _ENDS:
         after = nodes[-1].next_functions
         if not after or after[0][0] is None:
             break

@@ -1,4 +1,4 @@
-"""From the factors of every layer to its numbers, with matrices of one size decomposed together.
+"""From the factors of every layer to its numbers, with many matrices decomposed together.
 
 `Spectrometer` turns factors into spectra, and keeps few of them in memory. `solve` turns the spectra, weights and
 gradients into one row per layer.
@@ -265,6 +265,7 @@ class Spectrometer:
         self._waiting: list[Factor] = []
         self._bytes = 0
         self._most: int | None = None  # bytes in use on a GPU
+        self._look = _WAITING  # waiting bytes from which memory in use counts
         self._found: list[tuple[Factor, Tensor, float, float]] = []
         self._spectra: dict[int, Spectrum] = {}
 
@@ -272,12 +273,14 @@ class Spectrometer:
         """Accept a complete factor, whose memory may be released."""
         self._waiting.append(factor)
         self._bytes += factor.bytes
-        device = factor.device
-        if self._most is None and device is not None and device.type == "cuda":
+        if self._most is None and (device := factor.device) is not None and device.type == "cuda":
             self._most = torch.cuda.memory_allocated(device) + _WAITING
-        # A GPU is asked only if factors are large, because its answer takes longer than most kernels.
-        if self._bytes > _WAITING and (self._most is None or torch.cuda.memory_allocated(device) > self._most):
+        if self._bytes <= self._look:
+            return
+        if self._most is None or torch.cuda.memory_allocated(factor.device) > self._most:
             self._decompose([])
+        else:
+            self._look = self._bytes + _WAITING  # not sooner, because the answer takes longer than most kernels
 
     def finish(self, others: Sequence[Tensor | Product] = ()) -> Tensor:
         """Bring the spectra of all factors to the host, and return λmax of other matrices."""
@@ -293,32 +296,22 @@ class Spectrometer:
 
     def _decompose(self, others: Sequence[Tensor | Product]) -> Tensor:
         """Decompose the waiting factors, and return λmax of other matrices."""
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
-        if not self.full:
-            taken = [factor.take() for factor in waiting]
-            dense = [matrix for factor, (matrix, _) in zip(waiting, taken, strict=True) if not factor.diagonal]
+        waiting, self._waiting, self._bytes, self._look = self._waiting, [], 0, _WAITING
+        taken = [factor.take() for factor in waiting]
+        dense = [matrix for factor, (matrix, _) in zip(waiting, taken, strict=True) if not factor.diagonal]
+        if self.full:
+            formed = [matrix for matrix in dense if isinstance(matrix, Tensor)]  # all: their spectra are asked for
+            found, tops = iter(eigenvalues(formed, owned=True)), largest(others)
+        else:
             both = largest([*dense, *others], owned=True)
-            tops = iter(both[: len(dense), None])
-            # One-hot samples have the eigenvalues themselves.
-            self._keep(waiting, taken, [
-                matrix.amax()[None] if factor.diagonal and isinstance(matrix, Tensor) else next(tops)
-                for factor, (matrix, _) in zip(waiting, taken, strict=True)
-            ])  # fmt: skip
-            return both[len(dense) :]
-        sizes: defaultdict[int, list[Factor]] = defaultdict(list)
-        for factor in waiting:
-            sizes[-1 if factor.diagonal else factor.side].append(factor)
-        for size, factors in sizes.items():
-            taken = [factor.take() for factor in factors]
-            formed = [matrix for matrix, _ in taken if isinstance(matrix, Tensor)]  # all: their spectra are asked for
-            self._keep(factors, taken, formed if size == -1 else eigenvalues(formed, owned=True))
-        return largest(others)
-
-    def _keep(
-        self, factors: Sequence[Factor], taken: Sequence[tuple[Tensor | Product, float]], values: Sequence[Tensor]
-    ) -> None:
-        for factor, (matrix, times), found in zip(factors, taken, values, strict=True):
-            self._found.append((factor, found, times, zero_below(factor, matrix.dtype)))
+            found, tops = iter(both[: len(dense), None]), both[len(dense) :]
+        for factor, (matrix, times) in zip(waiting, taken, strict=True):
+            if factor.diagonal and isinstance(matrix, Tensor):
+                values = matrix if self.full else matrix.amax()[None]  # one-hot samples have the eigenvalues themselves
+            else:
+                values = next(found)
+            self._found.append((factor, values, times, zero_below(factor, matrix.dtype)))
+        return tops
 
 
 def zero_below(factor: Factor, dtype: torch.dtype) -> float:

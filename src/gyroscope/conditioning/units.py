@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ Extremes = tuple[Tensor, Tensor]  # the smallest and the largest activation of e
 def _extremes(x: Tensor, layout: Layout, threshold: float) -> Extremes:
     x, axis, positions = layout.place(x)
     if positions:
-        x = x.reshape(-1, *x.shape[axis:]).flatten(1)
+        x = x.reshape(math.prod(x.shape[:axis]), -1)
     else:
         x = x.movedim(axis, -1).reshape(-1, x.shape[axis])
     # On a CPU, aminmax over one dimension takes ten times as long as both.

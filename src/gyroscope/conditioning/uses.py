@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gyroscope.conditioning.factors import Factor, accumulated_in
 from gyroscope.passes.patches import patch_columns, patch_count, patch_gram
+from gyroscope.vectors.layout import is_sharded
 
 Reads = Callable[[Factor, Tensor], None]
 
@@ -155,8 +156,6 @@ def convolution(shape: Convolution, *, patches: bool) -> Reader:
 
 def unreadable(a: Tensor) -> str | None:
     """Return why samples cannot be read from a tensor; None if they can."""
-    from gyroscope.vectors.layout import is_sharded
-
     if is_sharded(a):
         return "its activations are sharded over ranks"
     if a.is_nested or a.layout is not torch.strided:

@@ -271,8 +271,9 @@ def _find(model: nn.Module) -> dict[str, tuple[Layer, bool]]:
     for prefix, module, parent in _walk(model):
         for name, attribute, how in _own_parameters(module):
             layer = Layer(prefix + name, "other", 0, module, attribute, parametrization=how)
-            kind = _kind(layer, name, parent)
-            names = tied.setdefault(id(layer.parameter), [])
+            parameter = layer.parameter
+            kind = _kind(layer, parameter, name, parent)
+            names = tied.setdefault(id(parameter), [])
             known = found[names[0]] if names else None
             names.append(layer.name)
             if known is not None and (known[1] or kind is None):
@@ -327,9 +328,9 @@ def _is_gain(module: nn.Module, gain: str, direction: str) -> bool:
     return g.dim() in (0, v.dim()) and sum(size > 1 for size in g.shape) <= 1  # type: ignore[union-attr]
 
 
-def _kind(layer: Layer, name: str, parent: nn.Module | None) -> Kind | None:
+def _kind(layer: Layer, parameter: nn.Parameter, name: str, parent: nn.Module | None) -> Kind | None:
     """Return the kind of layer that a parameter, called `name` by its owner, is by default; None if it is not one."""
-    module, parameter = layer.module, layer.parameter
+    module = layer.module
     if is_lazy(parameter):
         raise LayerError(f"{layer.name!r} is lazy and has no shape yet. Run one forward pass first.")
     marked = "FlatParameter" in ancestry(parameter) or getattr(parameter, "_is_flat_param", False)
@@ -425,6 +426,8 @@ def split(layer: Layer, granularity: Granularity) -> Layer:
     >>> split(layers(nn.Linear(3, 2))[0], "row").segments
     2
     """
+    if granularity == "tensor" and layer.segments == 1:
+        return layer
     shape = layer.parameter.shape
     segments, dim = 1, 0
     match granularity:

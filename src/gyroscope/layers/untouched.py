@@ -31,8 +31,9 @@ def untouched(model: nn.Module, inputs: object = None) -> Iterator[None]:
     >>> net.running_mean, int(net.num_batches_tracked)
     (tensor([0., 0.]), 0)
     """
-    scripted = [b for m in model.modules() if isinstance(m, torch.jit.ScriptModule) for b in m.buffers(recurse=False)]
-    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    every = list(model.modules())
+    scripted = [b for m in every if isinstance(m, torch.jit.ScriptModule) for b in m.buffers(recurse=False)]
+    modules = [module for module in every if not isinstance(module, torch.jit.ScriptModule)]
     _refuse_open_sums(modules)
     registered = [dict(module._buffers) for module in modules]
     # For example the weight that `torch.nn.utils.spectral_norm` computes in every pass, with its graph.
@@ -47,7 +48,7 @@ def untouched(model: nn.Module, inputs: object = None) -> Iterator[None]:
     renormalized += scripted
     weights = [weight.detach().clone() for weight in renormalized]
     with ExitStack() as stack:
-        _keep_random_state(model, inputs, stack)
+        _keep_random_state(every, inputs, stack)
         for weight in renormalized:  # graphs outside may have saved it, and its value will be restored
             stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
         try:
@@ -80,8 +81,9 @@ def _copies(buffers: dict[int, Tensor]) -> dict[int, Tensor]:
             kinds[buffer.dtype, buffer.device].append(key)
         else:
             copies[key] = buffer.detach().clone()
-    for keys in kinds.values():
-        copies |= zip(keys, torch._foreach_mul([buffers[key].detach() for key in keys], 1), strict=True)
+    with torch.no_grad():
+        for keys in kinds.values():
+            copies |= zip(keys, torch._foreach_mul([buffers[key] for key in keys], 1), strict=True)
     return copies
 
 
@@ -147,7 +149,7 @@ def without_gradients(model: nn.Module) -> Iterator[None]:
 
 def _refuse_open_sums(modules: list[Any]) -> None:
     """Reject FSDP2 models with unsynchronized gradients, to which another backward pass would add."""
-    for state in (module._get_fsdp_state() for module in modules if hasattr(module, "_get_fsdp_state")):
+    for state in (module._get_fsdp_state() for module in modules if hasattr(type(module), "_get_fsdp_state")):
         parts = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
         if not all(part.reduce_grads for part in parts if part is not None):
             raise ConditioningError(
@@ -156,8 +158,8 @@ def _refuse_open_sums(modules: list[Any]) -> None:
             )
 
 
-def _keep_random_state(model: nn.Module, inputs: object, stack: ExitStack) -> None:
-    own = (one for m in model.modules() for one in (*m._parameters.values(), *m._buffers.values()) if one is not None)
+def _keep_random_state(modules: list[nn.Module], inputs: object, stack: ExitStack) -> None:
+    own = (one for m in modules for one in (*m._parameters.values(), *m._buffers.values()) if one is not None)
     devices = {tensor.device for tensor in (*own, *tensors(inputs))}
     stack.enter_context(torch.random.fork_rng(devices=[]))
     for kind in {device.type for device in devices} - {"cpu", "meta"}:

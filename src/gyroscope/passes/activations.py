@@ -70,15 +70,18 @@ def unavailable(model: nn.Module) -> str | None:
     the model is compiled, so temporary hooks do not see its activations
     """
     for path, module in model.named_modules():
-        what = f"the module {path.removeprefix('_orig_mod.')!r}" if path else "the model"
         # Lightning unwraps a compiled module, and keeps in `_compiler_ctx` what it needs to call its compiled methods.
         own = vars(module)
         in_place = any(own.get(name) is not None for name in ("_compiled_call_impl", "_compiler_ctx"))
         if type(module).__name__ == "OptimizedModule" or in_place:
-            return f"{what} is compiled, so temporary hooks do not see its activations"
+            return f"{_named(path)} is compiled, so temporary hooks do not see its activations"
         if isinstance(module, torch.jit.ScriptModule):
-            return f"{what} is scripted, so hooks do not see its activations"
+            return f"{_named(path)} is scripted, so hooks do not see its activations"
     return None
+
+
+def _named(path: str) -> str:
+    return f"the module {path.removeprefix('_orig_mod.')!r}" if path else "the model"
 
 
 class ActivationProbe:
@@ -140,9 +143,10 @@ class ActivationProbe:
         """Attach forward hooks to the modules, if they are not attached."""
         if self._handles:
             return
-        self._roles = _roles(self.model, self.layers)
+        modules = list(self.model.modules())
+        self._roles = _roles(modules, self.layers)
         hook = Hook(self)
-        self._handles = [m.register_forward_hook(hook) for m in self.model.modules() if id(m) in self._roles]
+        self._handles = [m.register_forward_hook(hook) for m in modules if id(m) in self._roles]
 
     def detach(self) -> None:
         """Remove the hooks, if they are attached. What was measured stays."""
@@ -311,17 +315,17 @@ class Hook:
         return Hook, (None,)
 
 
-def _roles(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Role]:
+def _roles(modules: Sequence[nn.Module], layers: Sequence[Layer]) -> dict[int, Role]:
     """Return the roles of modules by id: the position of the layer that they output, "norm" or "rectifier".
 
     >>> from gyroscope.layers.layer import layers
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.LeakyReLU(), nn.Tanh())
-    >>> list(_roles(net, layers(net)).values())
+    >>> list(_roles(list(net.modules()), layers(net)).values())
     [0, 'norm', 'rectifier']
     """
     found: dict[int, Role] = {}
     own = {id(layer.module): position for position, layer in enumerate(layers)}  # the last of several on one module
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, nn.MultiheadAttention):
             # It applies its `out_proj` without calling it: its output is that of this layer.
             last = own.get(id(module.out_proj))
@@ -332,7 +336,7 @@ def _roles(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Role]:
             leaf = not module._modules
             if leaf or not any(id(child) in own for child in module.modules() if child is not module):
                 found[id(module)] = own[id(module)]
-        elif not any(True for _ in module.children()) and (role := _role_of(cast(Any, type(module)))) is not None:
+        elif not module._modules and (role := _role_of(cast(Any, type(module)))) is not None:
             found[id(module)] = role
     return found
 
