@@ -27,9 +27,8 @@ def load(name: str) -> dict[str, Any]:
 def environment(result: dict[str, Any]) -> str:
     e = result["environment"]
     where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
-    return (
-        f"{where}; torch {e['torch']}; copy bandwidth {result['copy_bandwidth'] / 1e9:.0f} GB/s. `{result['command']}`"
-    )
+    copied = f"; copy bandwidth {result['copy_bandwidth'] / 1e9:.0f} GB/s" if "copy_bandwidth" in result else ""
+    return f"{where}; torch {e['torch']}{copied}. `{result['command']}`"
 
 
 def times(result: dict[str, Any], mode: str) -> list[str]:
@@ -112,7 +111,7 @@ def summary() -> list[str]:
         row(f"`watch`, {said}", "H200", more, "% of a training step")
     default = [100 * one["default"]["cpu"]["over_bare"] for one in small.values()]
     row("`watch`, by default", "CPU, one thread", default, "% of a training step")
-    for device, name in (("H200", "conditioning_cost_cuda"), ("CPU, two cores", "conditioning_cost_cpu_ours")):
+    for device, name in (("H200", "conditioning_cost_cuda_ours"), ("CPU, two cores", "conditioning_cost_cpu_ours")):
         found = load(name)["networks"].values()
         row("`condition`", device, (one["contenders"]["condition"]["gradients"] for one in found), "gradients")
     return rows
@@ -427,18 +426,18 @@ def start_up() -> list[str]:
     return [f"{e['cpu']}, {e['threads']} threads; torch {e['torch']}. `{result['command']}`", "", *rows]
 
 
-def growth() -> list[str]:
+def growth(device: str) -> list[str]:
     """Milliseconds of a step by layers and by parameters, and runs on disk by their steps."""
-    result = load("growth_cpu")
-    e = result["environment"]
-    rows = [f"{e['cpu']}, {e['threads']} threads; torch {e['torch']}. `{result['command']}`", ""]
+    result = load(f"growth_{device}")
+    rows = [environment(result), ""]
     labels = list(result["layers"][0]["times"])
     rows += [f"| layers | parameters | {' | '.join(labels)} |", "|---" * (len(labels) + 2) + "|"]
     for one in [*result["layers"], *result["parameters"]]:
         cells = (f"{one['times'][label]['median_ms']:.3g}" for label in labels)
         rows.append(f"| {one['layers']:,} | {one['parameters']:,} | {' | '.join(cells)} |")
-    rows += ["", "| steps of a run | seconds to write | MB | seconds to load one series |", "|---|---|---|---|"]
-    for one in result["runs"]:
+    if "runs" in result:
+        rows += ["", "| steps of a run | seconds to write | MB | seconds to load one series |", "|---|---|---|---|"]
+    for one in result.get("runs", ()):
         written, size, loaded = one["write_seconds"], one["bytes"] / 1e6, one["load_seconds"]
         rows.append(f"| {one['steps']:,} | {written:.2f} | {size:.1f} | {loaded:.2f} |")
     return rows
@@ -465,6 +464,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
     gpu, cpu = load("step_cost_cuda"), load("step_cost_cpu")
     conditioned = {
         "conditioning h200": "conditioning_cost_cuda",
+        "conditioning h200 ours": "conditioning_cost_cuda_ours",
         "conditioning cpu": "conditioning_cost_cpu",
         "conditioning cpu ours": "conditioning_cost_cpu_ours",
     }
@@ -482,7 +482,8 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "measuring cpu": measuring("monitor_cost_cpu"),
             **{table: conditioning(name) for table, name in measured.items()},
             "conditioning floor": conditioning_floor(),
-            "growth": growth(),
+            "growth": growth("cpu"),
+            "growth h200": growth("cuda"),
             "start up": start_up(),
             "population": population(),
             "narrow": narrow(),
