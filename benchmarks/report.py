@@ -109,7 +109,7 @@ def summary() -> list[str]:
     for said, name in (("measuring every step", "every step"), ("by default", "default")):
         more = (100 * one["contenders"][name]["over_bare"] for one in watched.values())
         row(f"`watch`, {said}", "H200", more, "% of a training step")
-    default = [100 * one["default"]["cpu"]["over_bare"] for one in small.values()]
+    default = [100 * one["default"]["wall"]["over_bare"] for one in small.values()]
     row("`watch`, by default", "CPU, one thread", default, "% of a training step")
     for device, name in (("H200", "conditioning_cost_cuda_ours"), ("CPU, two cores", "conditioning_cost_cpu_ours")):
         found = load(name)["networks"].values()
@@ -186,9 +186,9 @@ def measuring_targets() -> list[str]:
                 f"CPU, one thread, {NETWORKS[task]}: {said}; own account {100 * own['share']:.2f} %",
                 f"≤ {100 * aim:.0f} %" if aim else "equal to its own account, within a quarter or two standard errors",
                 f"{got[0]}; processor {got[1]}",
-                cpu["over_bare"] <= aim
+                wall["over_bare"] <= aim
                 if aim
-                else abs(cpu["over_bare"] - own["share"]) <= max(own["share"] / 4, 2 * cpu["standard_error"]),
+                else abs(wall["over_bare"] - own["share"]) <= max(own["share"] / 4, 2 * wall["standard_error"]),
             )
     waits = [found["never_waits"] for found in load("monitor_cost_cuda")["tasks"].values()]
     row("H200: steps without a host synchronization", "all", f"{sum(waits)} of {len(waits)} networks", all(waits))

@@ -386,7 +386,8 @@ def test_matrices_of_many_sizes_side_by_side_have_their_own_eigenvalues(threads:
     finally:
         torch.set_num_threads(before)
     for matrix, values, same in zip(given, found, again, strict=True):
-        assert torch.equal(values, same)
+        # cuBLAS promises the same bits again only where one stream is used at a time.
+        assert torch.allclose(values, same, rtol=0, atol=0.0 if device == "cpu" else 1e-12)
         np.testing.assert_allclose(values.cpu(), torch.linalg.eigvalsh(matrix).flip(0), rtol=0, atol=1e-10)
 
 

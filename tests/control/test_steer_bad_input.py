@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -182,3 +183,17 @@ def test_nothing_is_changed_by_a_refusal() -> None:
         steer(model, LARS)
     assert all(map(torch.equal, before, model.parameters()))
     assert isinstance(steer(model), Optimizer)
+
+
+def test_a_head_too_wide_for_its_learning_rate_is_named_with_one_to_try() -> None:
+    def model(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
+
+    with pytest.warns(UserWarning, match=r"head 4\.weight, which has 512 inputs: .* Try others_lr=0\.001\."):
+        steer(model(512), "adamw")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steer(model(384), "adamw")
+        steer(model(512), "adamw", others_lr=1e-3)
+        steer(model(512), "muon")
+        steer(model(512), "adamw", heads="turn")
