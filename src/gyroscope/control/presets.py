@@ -49,9 +49,9 @@ class Preset:
 # confirm them. "The pilot" is a GPT of 6 blocks and width 384 on the same text, 625 to 6,000 steps, whose raw results
 # are not here: a hypothesis.
 #
-# others_lr 0.01    gpt: 2.192, 2.286 at 0.003, 2.189 at 0.03, 2.212 at 0.1. digits over AdamW: 93.6 %, and
-#                   94.2 % at 0.003. At width 512 it is too high, and `steer` warns: a GPT of 4 blocks, 600 steps, ends at
-#                   2.43, at 0.003 2.11, at 0.001 1.82 (benchmarks/results/steering_width_cuda.json).
+# others_lr 0.01    gpt: 2.192, 2.286 at 0.003, 2.189 at 0.03, 2.212 at 0.1. digits over AdamW: 93.6 %, and 94.2 % at
+#                   0.003. At width 512 it is too high, and `steer` warns: after 600 steps a GPT of 4 blocks has 2.43,
+#                   at 0.003 2.11, at 0.001 1.82 (benchmarks/results/steering_width_cuda.json).
 # β₂ 0.95           gpt: 2.192, and at 0.999 2.204 for matrices and 2.207 for all else. β₁ = 0.9 is AdamW's own.
 # operation 1       gpt: 2.192, and 2.194 without it.
 # heads plain       gpt, norms held: 2.302, and 2.537 with a head that turns, whose norm limits the logits: at 0.003 it
