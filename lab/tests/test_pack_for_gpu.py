@@ -1,3 +1,4 @@
+import argparse
 import json
 import lzma
 import os
@@ -302,6 +303,22 @@ def test_rates_that_a_trial_copies_are_packed_and_other_finished_runs_are_not(tm
         f"{folder}/result.json",
         f"{folder}/rates.pt",
     ]
+
+
+def test_a_text_is_found_under_both_of_its_names_and_packed(tmp_path):
+    for folder, name in (
+        (tmp_path / "one", "tinyshakespeare.txt"),
+        (tmp_path / "two" / "tinyshakespeare", "input.txt"),
+    ):
+        folder.mkdir(parents=True)
+        (folder / name).write_text("to be " * 1000)
+    assert pack_for_gpu.data_files("shakespeare", tmp_path / "one") == [tmp_path / "one" / "tinyshakespeare.txt"]
+    [path] = pack_for_gpu.data_files("shakespeare", tmp_path / "two")
+    item = pack_for_gpu.data_item("shakespeare", path, argparse.Namespace(data=tmp_path / "two", codec="small"))
+    assert (item.name, item.coding) == ("data/tinyshakespeare/input.txt", "xz")
+    assert lzma.decompress(item.content).decode() == "to be " * 1000
+    with pytest.raises(pack_for_gpu.LabError, match="gyroscope data get shakespeare"):
+        pack_for_gpu.data_files("shakespeare", tmp_path)
 
 
 def test_the_trials_of_twice_the_minutes_are_prepared_for():

@@ -378,6 +378,19 @@ def test_an_archive_that_would_be_too_large_leaves_checkpoints_out_the_least_adv
         )
 
 
+def test_where_results_alone_fit_databases_are_left_out_but_not_those_with_more_than_epochs(tmp_path):
+    trials = [*TRIALS[:2], replace(TRIALS[1], every=1)]
+    made = box(trials, tmp_path, limit=1)
+    assert (made.left_out, made.lean) == (0, 2)
+    with tarfile.open(made.path) as tar:
+        databases = [path.split("/")[1] for path in tar.getnames() if path.endswith("run.sqlite")]
+        assert len([path for path in tar.getnames() if path.endswith("result.json")]) == 3
+    assert databases == [trials[2].slug]
+    rows = collect(made.path, tmp_path / "runs", tmp_path / "kept")
+    assert [(row.status, row.kept) for row in rows] == [("finished", True)] * 3
+    assert all((tmp_path / "there" / trial.task.name / trial.slug / "run.sqlite").is_file() for trial in trials)
+
+
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_box_of_no_length_is_refused(tmp_path, minutes):
     with pytest.raises(LabError, match="`minutes` must be a finite number > 0"):

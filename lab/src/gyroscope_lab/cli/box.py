@@ -105,6 +105,8 @@ def run_minutes(
     echo(f"Wrote {box.path} ({box.path.stat().st_size / 2**20:.1f} MiB)")
     if box.left_out:
         echo(f"{box.left_out} unfinished trainings were left out of it; they are in {lab.archive.root}")
+    if box.lean:
+        echo(f"So were the databases of {box.lean} finished ones; their results are in it")
     echo(f"To merge it: gyroscope reproduce --collect {box.path}")
     if counts["failed"] == len(box.trials) > 0:
         fail("Every training failed.", code=FAILED)

@@ -65,7 +65,7 @@ def reproduce(
         int | None,
         typer.Option(
             metavar="N",
-            help="Largest archive, in MiB; the least advanced trainings are left out.",
+            help="Largest archive, in MiB; the least advanced trainings are left out, then databases.",
             show_default="no limit",
             rich_help_panel=_BOX,
         ),

@@ -84,6 +84,7 @@ class Box:
         signal: the name of the signal that ended it early, or None.
         trials: the trials that it worked on.
         left_out: the number of unfinished trainings left out because the archive would be too large.
+        lean: the number of finished trainings whose database was left out for the same reason.
     """
 
     path: Path
@@ -92,6 +93,7 @@ class Box:
     signal: str | None
     trials: tuple[Touched, ...]
     left_out: int = 0
+    lean: int = 0
 
 
 def run_box(
@@ -127,7 +129,8 @@ def run_box(
         began: the `time.monotonic()` at which the minutes begin; by default now.
         grace: seconds for trainings to end their epoch after a signal.
         limit: the largest size of the archive in bytes. If it would be larger, unfinished trainings are left out, those
-            farthest from their end first; they stay in the folder of `archive`.
+            farthest from their end first, and then the databases of finished ones that were measured once per epoch,
+            as their results are; all of it stays in the folder of `archive`.
         on_note: called as each training ends an epoch.
         on_done: called as each ends.
         on_failed: called with each trial that fails, and the reason.
@@ -192,9 +195,10 @@ def run_box(
             used = (time.monotonic() - began) / 60
             trained = tuple(touched.values())
             with uninterrupted():
-                out = _left_out(trained, archive, inf if limit is None else limit)
-                box = Box(target, minutes, used, signals[0] if signals else None, trained, len(out))
-                _write(box, archive, opened, device, out)
+                out, lean = _left_out(trained, archive, inf if limit is None else limit)
+                ended_by = signals[0] if signals else None
+                box = Box(target, minutes, used, ended_by, trained, len(out), len(lean))
+                _write(box, archive, opened, device, out, lean)
     return box
 
 
@@ -232,8 +236,8 @@ def _stopped_by_signals(deadline: Deadline, grace: float) -> Iterator[list[str]]
             signal.signal(number, handler)
 
 
-def _write(box: Box, archive: Archive, opened: datetime, device: str, left_out: set[str]) -> None:
-    """Write the archive atomically, without the trials whose keys are in `left_out`."""
+def _write(box: Box, archive: Archive, opened: datetime, device: str, left_out: set[str], lean: set[str]) -> None:
+    """Write the archive atomically, without the trials that are `left_out` and the databases of the `lean` ones."""
     on_gpu = torch.device(device).type == "cuda"
     about = {
         "version": _VERSION,
@@ -256,27 +260,39 @@ def _write(box: Box, archive: Archive, opened: datetime, device: str, left_out: 
             for one in box.trials:
                 folder = archive.folder(one.trial)
                 for name in _FILES:
-                    if (folder / name).is_file() and one.trial.key not in left_out:
+                    leaves = one.trial.key in left_out or (name == RUN and one.trial.key in lean)
+                    if (folder / name).is_file() and not leaves:
                         tar.add(folder / name, f"{_place(one.trial, archive)}/{name}", filter=_anonymous)
     except OSError as error:
         raise LabError(f"{box.path} cannot be written ({error}). The trainings are in {archive.root}.") from error
 
 
-def _left_out(trained: Sequence[Touched], archive: Archive, limit: float) -> set[str]:
-    """The keys of the unfinished trials to leave out to keep the archive within the limit."""
-    sizes = {}
+def _left_out(trained: Sequence[Touched], archive: Archive, limit: float) -> tuple[set[str], set[str]]:
+    """Return the keys of the unfinished trials to leave out, and of the finished ones whose database to leave out."""
+    sizes, databases = {}, {}
     for one in trained:
         folder = archive.folder(one.trial)
         _merge_log(folder / RUN)
-        files = [path for name in _FILES if (path := folder / name).is_file()]
-        sizes[one.trial.key] = sum(path.stat().st_size + tarfile.RECORDSIZE for path in files)
+        its = {path.name: _in_archive(path) for name in _FILES if (path := folder / name).is_file()}
+        sizes[one.trial.key] = sum(its.values())
+        if one.status == "finished" and one.trial.every is None and one.trial.conditions is None:
+            databases[one.trial.key] = its.get(RUN, 0)
     total = tarfile.RECORDSIZE + sum(sizes.values())
-    out = set()
+    out: set[str] = set()
     for one in sorted(trained, key=lambda one: one.epochs / one.trial.schedule.epochs):
         if total > limit and one.status != "finished":
             total -= sizes[one.trial.key]
             out.add(one.trial.key)
-    return out
+    lean: set[str] = set()
+    for key in sorted(databases, key=databases.__getitem__, reverse=True):
+        if total > limit and databases[key]:
+            total -= databases[key]
+            lean.add(key)
+    return out, lean
+
+
+def _in_archive(path: Path) -> int:
+    return path.stat().st_size + tarfile.RECORDSIZE
 
 
 def _described(one: Touched, archive: Archive) -> dict[str, Any]:
