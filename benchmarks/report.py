@@ -443,6 +443,19 @@ def growth(device: str) -> list[str]:
     return rows
 
 
+def steering_width() -> list[str]:
+    """Best test losses by width and by the rate of what is stepped plainly."""
+    found = {(one["width"], one["others_lr"]): one["best_test_loss"] for one in load("steering_width_cpu")["trainings"]}
+    widths, rates = (sorted({key[i] for key in found}) for i in (0, 1))
+    rows = [f"| width | {' | '.join(f'{rate:g}' for rate in rates[::-1])} |", "|---" * (len(rates) + 1) + "|"]
+    for width in widths:
+        best = min(loss for (its, _), loss in found.items() if its == width)
+        cells = [found.get((width, rate)) for rate in rates[::-1]]
+        told = ["" if v is None else f"**{v:.3f}**" if v == best else f"{v:.3f}" for v in cells]
+        rows.append(f"| {width} | {' | '.join(told)} |")
+    return rows
+
+
 def reporting() -> list[str]:
     """Seconds, memory and bytes of reports."""
     result = load("page_report_cpu")
@@ -490,6 +503,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "very deep": very_deep(),
             "preconditioners": preconditioners(),
         },
+        "control.md": {"steering width": steering_width()},
         "report.md": {"report": reporting()},
         "results.md": {
             **claims.tables(),

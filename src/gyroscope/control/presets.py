@@ -51,7 +51,7 @@ class Preset:
 #
 # others_lr 0.01    gpt: 2.192, 2.286 at 0.003, 2.189 at 0.03, 2.212 at 0.1. digits over AdamW: 93.6 %, and 94.2 % at
 #                   0.003. At width 512 it is too high, and `steer` warns: after 600 steps a GPT of 4 blocks has 2.43,
-#                   at 0.003 2.11, at 0.001 1.82 (benchmarks/results/steering_width_cuda.json).
+#                   at 0.003 2.11, at 0.001 1.82 (benchmarks/results/steering_width_*.json).
 # β₂ 0.95           gpt: 2.192, and at 0.999 2.204 for matrices and 2.207 for all else. β₁ = 0.9 is AdamW's own.
 # operation 1       gpt: 2.192, and 2.194 without it.
 # heads plain       gpt, norms held: 2.302, and 2.537 with a head that turns, whose norm limits the logits: at 0.003 it
