@@ -130,8 +130,9 @@ def steer(
     inner = _suited(model) if inner is None else inner
     named = isinstance(inner, str) or not callable(inner)
     chosen = preset(inner) if named else preset("adamw")
-    lr = rate if isinstance(rate, Tensor) else chosen.rate if rate is None else real(rate)
-    rate = _checked("rate", chosen.rate if rate is None else rate, chosen.rate)
+    given = chosen.rate if rate is None else rate
+    rate = _checked("rate", given, chosen.rate)
+    lr = given if isinstance(given, Tensor) else rate
     others_lr = _checked("others_lr", chosen.others_lr if others_lr is None else others_lr, chosen.others_lr)
     embeddings = chosen.embeddings if embeddings is None else embeddings
     heads = chosen.heads if heads is None else heads
@@ -405,8 +406,7 @@ def _warn_beyond(rate: float, group: Group) -> None:
 
 def _warn_wide(others_lr: float, routed: Sequence[Route]) -> None:
     """Warn about a head so wide that one plain step may change its outputs by several times what enters it."""
-    plain = [route for route in routed if route.role == "head" and route.rule == "plain"]
-    for route in plain:
+    for route in (one for one in routed if one.role == "head" and one.rule == "plain"):
         inputs = route.parameter.shape[1:].numel()
         if others_lr * inputs > _WIDEST:
             warnings.warn(

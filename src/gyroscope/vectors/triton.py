@@ -331,12 +331,14 @@ def _launch_dots(
     bits = [j * (j + 1) // 2 + i for i, j in pairs]
     want = sorted(set(bits))
     types = [TYPES[one[0].dtype] for one in lists] + [tl.float32] * (_MOST_LISTS - len(lists))
+    # Graphs of one stream that replay side by side must not count in the same `done` either.
+    done = torch.zeros_like(work.done) if is_capturing() else work.done
     partial = torch.empty(work.chunks, len(want), dtype=torch.float64, device=device)
     out = torch.empty(work.segments, len(want), dtype=torch.float64, device=device)
     with on(device):
         _dots_kernel[(work.chunks,)](
             pointers, work.lengths, work.chunk_segment, work.chunk_position, work.first_chunk,
-            partial, work.done, out, work.segments, *types,
+            partial, done, out, work.segments, *types,
             LISTS=len(lists), WANT=sum(1 << b for b in want), COLUMNS=len(want),
             ALIGNED=is_all_aligned, CHUNK=CHUNK, BLOCK=1024 if len(lists) <= 2 else 512, num_warps=4,
         )  # fmt: skip

@@ -106,7 +106,7 @@ def run_minutes(
     if box.left_out:
         echo(f"{box.left_out} unfinished trainings were left out of it; they are in {lab.archive.root}")
     if box.lean:
-        echo(f"So were the databases of {box.lean} finished ones; their results are in it")
+        echo(f"The databases of {box.lean} finished trainings were left out of it; their results are in it")
     echo(f"To merge it: gyroscope reproduce --collect {box.path}")
     if counts["failed"] == len(box.trials) > 0:
         fail("Every training failed.", code=FAILED)
