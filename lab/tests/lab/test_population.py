@@ -98,6 +98,10 @@ def test_residual_blocks_compiled_one_by_one_give_what_the_network_gives(tmp_pat
         *map(steered, ("adamw", "sgd", "muon")),
         adamw(GPT.smoke, 1e-3, 0.1),
         Recipe("NadamW", 1e-3, optimizer="nadamw", weight_decay=0.1),
+        # Of these only the gradients are captured.
+        Recipe("Muon", 0.02, optimizer="muon"),
+        Recipe("Prodigy", 1.0, optimizer="prodigy"),
+        Recipe("Schedule-Free AdamW", 0.0025, optimizer="schedule-free", options=(("warmup_steps", 5),)),
     ],
     ids=lambda recipe: recipe.name,
 )

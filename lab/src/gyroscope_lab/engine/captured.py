@@ -1,4 +1,8 @@
-"""Whole training steps as CUDA graphs: the host launches a step with one call, however many kernels it has."""
+"""Training steps as CUDA graphs: the host launches a step with one call, however many kernels it has.
+
+Optimizers that a graph cannot capture, because they wait for the device or count steps on the host, step after a graph
+that computes the gradients.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ def _compiling() -> Iterator[None]:
 
 
 class Captured(Training):
-    """A training on a GPU whose steps are CUDA graphs, one per batch size.
+    """A training on a GPU whose steps, or at least their gradients, are CUDA graphs, one per batch size.
 
     The eager steps before a capture are ordinary steps of the training, and the capture itself takes no step. Each
     training captures and replays on its own stream. cuBLAS has one workspace per stream, and graphs that were captured
@@ -81,7 +85,8 @@ class Captured(Training):
         self.stream = torch.cuda.current_stream(device)
         if self.stream == torch.cuda.default_stream(device):
             raise LabError("A captured training needs a stream of its own. Make it within torch.cuda.stream(...).")
-        super().__init__(trial, split, device=device, captured=True, **options)
+        self._entire = trial.recipe.capturable
+        super().__init__(trial, split, device=device, captured=self._entire, **options)
         self._whole = trial.schedule.batch
         self._compiles = compiled is not False
         if self._compiles:
@@ -107,14 +112,14 @@ class Captured(Training):
 
         self.forward = forward
 
-    def advance(self, count: int) -> None:
-        """The device's work of a step; smaller batches run uncompiled."""
+    def differentiate(self, count: int) -> None:
+        """Compute the gradients; smaller batches run uncompiled."""
         if count != self._whole:
             context: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
         else:
             context = _compiling() if self._compiles else nullcontext()
         with context:
-            super().advance(count)
+            super().differentiate(count)
 
     def _evaluated(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.compiler.set_stance("force_eager"):
@@ -149,7 +154,9 @@ class Captured(Training):
                 parameter.grad = gradient
             self._last = count
         graph.replay()
-        if self.monitor is not None:
+        if not self._entire:
+            self.update()  # which the monitor notices by itself
+        elif self.monitor is not None:
             self.monitor.measure()
 
     @property
@@ -170,5 +177,5 @@ class Captured(Training):
         pool = next((other.pool() for other, _ in self._graphs.values()), None)
         # The monitors' threads keep asking the device whether their copies have arrived.
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
-            self.advance(count)
+            (self.advance if self._entire else self.differentiate)(count)
         self._graphs[count] = graph, [parameter.grad for parameter in self._parameters]

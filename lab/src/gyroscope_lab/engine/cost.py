@@ -126,10 +126,10 @@ def expected(trial: Trial) -> Pace | None:
         return None
     on_gpu = _on_gpu(trial.task)
     seconds, measured = epochs * its.seconds, its.measured
-    if on_gpu and trial.task.model in _SEQUENCE_WEIGHTS and not trial.capturable:
+    if on_gpu and trial.task.model in _SEQUENCE_WEIGHTS and trial.eager:
         layers, steps = _sequence_layers(trial.task), trial.schedule.drawn or _steps(trial.task) or 0
         seconds += epochs * layers * steps * (_EAGER_LAYER_ON_GPU - _SEQUENCE_LAYER_ON_GPU)
-    elif on_gpu and size is not None and not trial.capturable:
+    elif on_gpu and size is not None and trial.eager:
         layer = _PERCEPTRON_LAYER_ON_GPU if size.width else _LAYER_ON_GPU
         seconds += epochs * size.layers * size.steps * (_EAGER_LAYER_ON_GPU - layer)
         measured = False

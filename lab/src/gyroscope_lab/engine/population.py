@@ -188,8 +188,8 @@ class _Seat:
 
     @property
     def eager(self) -> bool:
-        """True if the host launches its kernels one by one."""
-        return self.stream is not None and not isinstance(self.training, Captured)
+        """True if the host launches its kernels, or those of its optimizer, one by one."""
+        return self.stream is not None and self.trial.eager
 
     @property
     def epoch(self) -> float | None:
@@ -348,7 +348,7 @@ class _Population:
         fallback = None
         eager = sum(seat.eager for seat in self.seats)
         for trial in list(self.waiting):
-            if self.on_gpu and eager >= _EAGER and not trial.capturable:
+            if self.on_gpu and eager >= _EAGER and trial.eager:
                 continue
             try:
                 ready = trial.source is None or self.archive.holds(trial.source)

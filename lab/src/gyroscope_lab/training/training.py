@@ -240,7 +240,12 @@ class Training:
             self.monitor.log(batch_loss=loss, batch_accuracy=accuracy)
 
     def advance(self, count: int) -> None:
-        """The device's work of a step; nothing here waits for the device, so a CUDA graph can capture it."""
+        """The device's work of a step; with most optimizers nothing here waits for the device."""
+        self.differentiate(count)
+        self.update()
+
+    def differentiate(self, count: int) -> None:
+        """Compute the gradients of the next examples; nothing here waits for the device."""
         x, y = self.take(count)
         with self._autocast():
             outputs = self.forward(x)
@@ -251,12 +256,15 @@ class Training:
         torch.autograd.backward(loss if self.ranks == 1 else loss * (self.ranks * len(y) / count))
         if self.last is not None:
             self.last.note(outputs, y, loss)
+        right = (outputs.detach().argmax(dim=-1) == y).float().mean()
+        self._sums += len(y) * torch.stack([loss.detach(), right]).double()
+
+    def update(self) -> None:
+        """Step the optimizer."""
         if self.tangents is None:
             self.optimizer.step()
         else:
             self.tangents.step(self.optimizer)
-        right = (outputs.detach().argmax(dim=-1) == y).float().mean()
-        self._sums += len(y) * torch.stack([loss.detach(), right]).double()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.trial.precision != "bf16":

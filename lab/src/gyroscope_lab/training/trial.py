@@ -120,13 +120,17 @@ class Trial:
 
     @property
     def capturable(self) -> bool:
-        """True if a CUDA graph can capture its steps.
+        """True if a CUDA graph can capture its gradients, and its steps too if `recipe.capturable`.
 
-        Those of an LSTM with dropout cannot: cuDNN has one random state per device, and trainings side by side would
+        Those of an LSTM with dropout it cannot: cuDNN has one random state per device, and trainings side by side would
         draw from it at the same time.
         """
-        shared = self.task.model == "lstm-small" and bool(dict(self.task.options).get("dropout"))
-        return self.recipe.capturable and not shared
+        return self.task.model != "lstm-small" or not dict(self.task.options).get("dropout")
+
+    @property
+    def eager(self) -> bool:
+        """True if the host launches the kernels of a step one by one, all of them or those of the optimizer."""
+        return not (self.capturable and self.recipe.capturable)
 
     def network(self) -> nn.Module:
         """The network at the start: initialized from the seed, scaled, and with the untrained layers frozen."""
