@@ -516,3 +516,51 @@ def test_the_last_step_can_be_recorded_before_its_weights_are_replaced(tmp_path)
         monitor.record()
         model.load_state_dict(best)
     check(tmp_path / "run", copies, [0, 4, 6], whole=[False, True, False], rtol=1e-5)
+
+
+class Device:
+    """Copies as a GPU makes them: wrong numbers until an event that comes after them has been waited for."""
+
+    def __init__(self) -> None:
+        self.queued: list[tuple[Tensor, Tensor]] = []
+
+    def to_host(self, values: Tensor) -> Tensor:
+        copy = torch.full_like(values, 1e30)
+        self.queued.append((copy, values.clone()))
+        return copy
+
+    def mark(self, weights, timed):
+        return Arrival(list(self.queued))
+
+
+class Arrival:
+    def __init__(self, copies: list[tuple[Tensor, Tensor]]) -> None:
+        self.copies = copies
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        for copy, values in self.copies:
+            copy.copy_(values)
+
+    def elapsed_time(self, end: Arrival) -> float:
+        return 0.0
+
+
+def test_what_a_sampled_step_found_is_read_after_it_has_arrived(tmp_path, monkeypatch):
+    series = []
+    for name in ("at once", "late"):
+        if name == "late":
+            device = Device()
+            monkeypatch.setattr("gyroscope.monitor.detail.to_host", device.to_host)
+            monkeypatch.setattr("gyroscope.monitor.track._mark", device.mark)
+        model = mlp()
+        optimizer = torch.optim.Adam(model.parameters())
+        with watch(model, optimizer, tmp_path / name, activations=True) as monitor:
+            train(model, optimizer, inputs(1))
+        run = gyroscope.load(monitor.path)
+        series.append({quantity: run.series(quantity) for quantity in run.quantities})
+    assert {"gradient_carried", "moment_p50", "input_rms"} <= set(series[0]) == set(series[1])
+    for quantity, values in series[0].items():
+        np.testing.assert_array_equal(series[1][quantity], values, err_msg=quantity)

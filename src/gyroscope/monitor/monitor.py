@@ -769,6 +769,8 @@ class Loop:
             raise failed
         if track.sampling and (said := self.details[part].exchanged.said()) is not None and self.recording:
             self.chronicle.warn(said)
+        if detail:  # its copies were queued after the event of the measurement
+            measured = track.awaiting_more(measured)
         kept = not self.recording or self.chronicle.measured(part, measured, detail)
         track.settle(recorded=kept or self.pace.shared)
         recorder = self.chronicle.recorder

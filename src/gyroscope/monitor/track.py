@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_double, c_float
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import repeat
 from operator import is_
@@ -490,6 +490,11 @@ class Track:
         if self._pending is None and (self._sleeping or self._directionless):
             self._pending = measured
         return measured
+
+    def awaiting_more(self, measured: Measured) -> Measured:
+        """Return a measurement that has arrived once all copies queued since have arrived too."""
+        self._marked = _mark(self.parameters(), timed=False)
+        return replace(measured, done=self._marked)
 
     def settle(self, *, recorded: bool = True) -> None:
         """Measure the next angle from now, if the measurement was recorded; otherwise from where the last one was."""
