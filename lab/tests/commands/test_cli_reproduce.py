@@ -303,7 +303,7 @@ def test_what_is_known_is_shown_without_training_or_data(tmp_path):
     shutil.copytree(Path(__file__).parents[3] / "results" / "runs" / "c10-cnn1", kept / "c10-cnn1", ignore=one_less)
     arguments = ["reproduce", "rotation/fig1", "rotation/fig7", "--scale", "full", "--task", "c10-cnn1", "--known"]
     places = ["--runs", str(kept), "--out", str(tmp_path), "--data", str(tmp_path / "none")]
-    shown = CliRunner().invoke(app, [*arguments, "--precision", "bf16", *places])
+    shown = CliRunner().invoke(app, [*arguments, *places])
     assert "88.38" in shown.output
     assert "rotation/fig7: The study cannot be shown in part: 1 trainings are not in" in shown.output
     page = json.loads((tmp_path / "rotation" / "fig1" / "result.json").read_text())

@@ -127,6 +127,8 @@ def test_the_precision_is_the_laboratorys_or_the_tasks_or_what_suits_the_machine
         assert lab(tmp_path, engine="auto").trial(TRIALS[0]) == replace(TRIALS[0], precision=suited)
         assert lab(tmp_path, engine="workers").trial(TRIALS[0]) == replace(TRIALS[0], precision="float32")
         assert lab(tmp_path).trial(exact) == replace(exact, precision="tf32")
+        assert lab(tmp_path, "full", known=True).trial(TRIALS[0]) == replace(TRIALS[0], precision="bf16")
+        assert lab(tmp_path, "full", known=True).trial(exact) == replace(exact, precision="tf32")
         for trial in (TRIALS[0], exact):
             other = "bf16" if suited == "float32" else "float32"
             assert lab(tmp_path, precision=other).trial(trial) == replace(trial, precision=other)

@@ -50,7 +50,8 @@ def reproduce(
         typer.Option(metavar="NAME", help="Only this task of the papers; may be repeated.", show_default="all"),
     ] = None,
     precision: Annotated[
-        Precision | None, typer.Option(help="Precision of products.", show_default="bf16 on a GPU, float32 on a CPU")
+        Precision | None,
+        typer.Option(help="Precision of products.", show_default="bf16 on a GPU and for --known at full scale"),
     ] = None,
     known: Annotated[bool, typer.Option("--known", help="Train nothing: use the kept trainings only.")] = False,
     minutes: Annotated[

@@ -52,8 +52,10 @@ class Lab:
         engine: the engine that runs trials; see `gyroscope_lab.engine.engine.run_trials`.
         jobs: the most trials at a time.
         only: the tasks of a study to use; by default all.
-        precision: the precision of the trials; by default the task's, or bf16 on a GPU and float32 on a CPU.
+        precision: the precision of the trials; by default the task's, or bf16 on a GPU and float32 on a CPU. Known
+            trials at full scale were trained on a GPU.
         known: conclude from the results in the archive, and train nothing.
+        on_asked: called with the trials that a study asks for.
         on_note: called as each training ends an epoch.
         on_begin: called with the trials that are about to be run.
         on_done: called as each ends.
@@ -71,6 +73,7 @@ class Lab:
     only: tuple[str, ...] = ()
     precision: Precision | None = None
     known: bool = False
+    on_asked: Callable[[Sequence[Trial]], None] = lambda trials: None
     on_note: Callable[[Note], None] = lambda note: None
     on_begin: Callable[[Sequence[Trial]], None] = lambda trials: None
     on_done: Callable[[Trial, Result], None] = lambda trial, result: None
@@ -120,11 +123,12 @@ class Lab:
     def trial(self, trial: Trial) -> Trial:
         """The trial in the precision of this laboratory."""
         on_gpu = self.engine in ("auto", "population") and torch.cuda.is_available()
-        suited: Precision = "bf16" if on_gpu else "float32"
+        suited: Precision = "bf16" if on_gpu or (self.known and self.scale == "full") else "float32"
         return replace(trial, precision=self.precision or trial.task.precision or suited)
 
     def held(self, trials: Sequence[Trial]) -> list[Trial]:
         """The trials from which a study concludes: all, or with `known` those that have a result."""
+        self.on_asked(trials)
         return [one for one in trials if not self.known or self.archive.result(self.trial(one)) is not None]
 
     def run(self, trials: Sequence[Trial]) -> list[Result]:
