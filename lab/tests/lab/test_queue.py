@@ -6,6 +6,7 @@ import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.beyond import transfer
 from gyroscope_lab.papers.catalogue import studies
 from gyroscope_lab.papers.queue import GROUPS, missing_trials, read, write
 from gyroscope_lab.papers.rotation.recipes import adapt_copy, layca
@@ -168,6 +169,24 @@ def test_what_a_trial_copies_is_put_before_it_where_its_row_was_moved_or_deleted
     assert read(queue, lab) == entries
 
 
+def test_what_follows_from_kept_results_is_listed_and_read(tmp_path):
+    """All rates of beyond/transfer have the same loss at seed 0. So the lowest counts as the best, at the edge."""
+    study, archive = studies()["beyond/transfer"], Archive(tmp_path / "kept")
+    for trial in study.trials(Lab(archive, "full")):
+        keep(archive, replace(trial, precision="bf16"))
+    lab = Lab(archive, "full")
+    following = [one for one in missing_trials(lab) if one.studies == (study.name,)]
+    lowest = {rates[0] for rates in transfer.kinds(lab).values()}
+    assert {one.trial.recipe.rate for one in following if one.trial.seed} == lowest
+    assert {one.trial.recipe.rate for one in following if not one.trial.seed} == {rate / 2 for rate in lowest}
+    assert {one.trial.seed for one in following} == {0, 1, 2}
+    write(following, tmp_path / "queue.md", kept=1)
+    empty = Lab(Archive(tmp_path / "none"), "full")
+    assert [one.trial for one in read(tmp_path / "queue.md", empty, archive)] == [one.trial for one in following]
+    with pytest.raises(LabError, match="does not name a trial"):
+        read(tmp_path / "queue.md", empty)
+
+
 def test_what_was_kept_since_is_not_read(entries, queue, tmp_path):
     archive = Archive(tmp_path / "since")
     keep(archive, entries[0].trial)
@@ -197,7 +216,7 @@ def test_a_missing_file_says_how_it_is_made(lab, tmp_path):
 
 
 def test_the_committed_queue_names_trials_of_the_studies(tmp_path):
-    found = read(QUEUE, Lab(Archive(tmp_path)))
+    found = read(QUEUE, Lab(Archive(tmp_path)), Archive(QUEUE.parent / "runs"))
     assert found[0].group in [group.title for group in GROUPS]
     text = QUEUE.read_text()
     assert all(f"| `{one.trial.key[:12]}` | {one.trial.task.name} |" in text for one in found)

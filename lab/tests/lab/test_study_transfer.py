@@ -53,7 +53,7 @@ def test_how_far_the_best_rate_moves_and_what_is_lost_are_those_of_the_losses(tm
     smallest, *others = by_kind["AdamW"]
     wide = next(curve for curve in others if curve.size == "width 128")
     assert wide.moved(smallest) == 2
-    assert wide.lost(smallest) == pytest.approx(0.2)
+    assert wide.lost(smallest.best) == pytest.approx(0.2)
     assert not wide.at_edge
     assert {curve.moved(by_kind["steer muon"][0]) for curve in by_kind["steer muon"]} == {0}
 
@@ -71,8 +71,24 @@ def test_a_grid_grows_while_a_best_rate_lies_at_its_edge_and_says_so_if_it_still
 
 def test_the_one_rate_for_all_sizes_lies_between_their_best_rates_and_loses_half_the_way(tmp_path):
     by_kind = curves(lab_of(tmp_path, valleys(2)))
-    assert one_rate(by_kind["AdamW"]) == (2.0**-8, pytest.approx(0.1))
-    assert one_rate(by_kind["steer muon"]) == (0.028, pytest.approx(0.0))
+    assert one_rate(by_kind["AdamW"]) == 2.0**-8
+    assert [curve.lost(2.0**-8) for curve in by_kind["AdamW"]] == pytest.approx([0.1] * len(by_kind["AdamW"]))
+    assert one_rate(by_kind["steer muon"]) == 0.028
+
+
+def test_rates_are_compared_at_one_seed_and_only_what_is_reported_has_three(tmp_path):
+    lab = lab_of(tmp_path, valleys(2))
+    assert {trial.seed for trial in trials(lab)} == {0}
+    for curve in curves(lab)["AdamW"]:
+        best = 2.0**-7 if curve.size.startswith("width") else 2.0**-9
+        seeded = {rate for rate, cell in curve.cells.items() if len(cell.results) == 3}
+        assert seeded == {best, 2.0**-9, 2.0**-8}  # its own, that of the smallest, and the one for all
+        assert all(len(cell.results) == 1 for rate, cell in curve.cells.items() if rate not in seeded)
+
+
+def test_only_adamw_has_a_warm_up(tmp_path):
+    for trial in trials(Lab(Archive(tmp_path), "full")):
+        assert (trial.schedule.warmup > 0) == (trial.recipe.optimizer == "adamw-text")
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def run_minutes(
     try:
         entries = [
             one
-            for one in queue.read(out / "queue.md", lab)
+            for one in queue.read(out / "queue.md", lab, Archive(out / "runs"))
             if (not names or set(names) & set(one.studies)) and (not lab.only or one.trial.task.name in lab.only)
         ]
         trials = [one.trial for one in _with_data(wanted(entries, lab.archive, Archive(out / "runs")), data)]

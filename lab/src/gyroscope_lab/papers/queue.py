@@ -1,7 +1,8 @@
 """The queue of full-scale trainings that are still missing, most valuable first.
 
-`missing_trials` compares what the studies need with what an archive holds. `write` puts the list into a Markdown file
-that a person can read and reorder, and `read` takes it from there. GPU time is spent from the top of that file.
+`missing_trials` compares what the studies need with what an archive holds, and adds what follows from results that it
+holds, such as the further seeds of the best rate. `write` puts the list into a Markdown file that a person can read and
+reorder, and `read` takes it from there. GPU time is spent from the top of that file.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def missing_trials(lab: Lab) -> list[Entry]:
     >>> entries[0].group, entries[-1].trial.task.name
     ('Adam under Layca on C100-resnet, by rate', 'imagenet-resnet-lastbn-50')
     """
-    listed = _catalog()
+    listed = _catalog() | _following(lab.archive)
     is_kept = {key: lab.archive.result(one.trial) is not None for key, one in listed.items()}
     grouped = []
     for key, one in listed.items():
@@ -126,7 +127,8 @@ def kept_trials(lab: Lab) -> int:
     >>> kept_trials(Lab(Archive("no/such/folder")))
     0
     """
-    return sum(lab.archive.result(one.trial) is not None for one in _catalog().values())
+    listed = _catalog() | _following(lab.archive)
+    return sum(lab.archive.result(one.trial) is not None for one in listed.values())
 
 
 def wanted(entries: Sequence[Entry], runs: Archive, kept: Archive) -> list[Entry]:
@@ -170,8 +172,14 @@ def write(entries: Sequence[Entry], path: Path, *, kept: int) -> None:
     write_whole(path, "\n\n".join(parts) + "\n")
 
 
-def read(path: Path, lab: Lab) -> list[Entry]:
+def read(path: Path, lab: Lab, kept: Archive | None = None) -> list[Entry]:
     """Return the trials of a queue in the order of its rows, without those that the laboratory's archive now holds.
+
+    Args:
+        path: the file.
+        lab: the laboratory.
+        kept: the archive that the queue was made from, and from which some of its trials follow; by default the
+            laboratory's.
 
     Raises:
         LabError: the file is missing, or a row does not name a trial of the studies.
@@ -181,7 +189,7 @@ def read(path: Path, lab: Lab) -> list[Entry]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(f"The queue {path} cannot be read: {error}. {again}") from error
-    listed = _catalog()
+    listed = _catalog() | _following(kept or lab.archive)
     by_digits = {key[:_DIGITS]: one.entry for key, one in listed.items()}
     found: dict[str, Entry] = {}
     group = ""
@@ -211,9 +219,21 @@ class _Listed:
         return self.entry.trial
 
 
-def _catalog() -> Mapping[str, _Listed]:
+def _catalog() -> dict[str, _Listed]:
     """Every full-scale trial of the studies by its key, with what it copies and with additional seeds."""
-    return _listed(tuple(studies().items()))
+    return dict(_listed(tuple(studies().items())))
+
+
+def _following(archive: Archive) -> dict[str, _Listed]:
+    """The trials by key that are not in the catalog, and follow from the results in an archive."""
+    catalog, found = _catalog(), dict[str, _Listed]()
+    for name, study in studies().items():
+        if study.follow is not None:
+            asked: list[Trial] = []
+            study.follow(Lab(archive, "full", known=True, on_asked=asked.extend))
+            more = {one.key: one for one in map(_kept_as, asked) if one.key not in catalog}
+            found |= {key: _Listed(_entry(trial, [name]), required=True) for key, trial in more.items()}
+    return found
 
 
 @lru_cache(maxsize=1)

@@ -109,6 +109,7 @@ class Study:
         title: what the paper shows there.
         trials: lists the trials at the laboratory's scale; more may follow from their results.
         conclude: makes the report, once these trials are done.
+        follow: asks the laboratory for the trials that follow from known results, such as the seeds of the best rate.
         beside: the seconds that it takes in addition to its trials, by scale, where they are many and were measured: on
             one core of a CPU, or at full scale on an H200.
         seeds: the seeds of each configuration, by scale, of a study that trains without trials.
@@ -118,6 +119,7 @@ class Study:
     title: str
     trials: Callable[[Lab], Sequence[Trial]]
     conclude: Callable[[Lab], Report]
+    follow: Callable[[Lab], object] | None = None
     beside: Mapping[str, float] = field(default_factory=dict, compare=False)
     seeds: Mapping[str, int] = field(default_factory=dict, compare=False)
 

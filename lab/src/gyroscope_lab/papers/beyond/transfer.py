@@ -6,20 +6,36 @@ how far the best rate moves, in powers of two, and what is lost by keeping the b
 reported per kind: the one rate that loses least where it loses most, and how much that is. This one was added after the
 losses at the small scale were known.
 
-Rates lie a factor of two apart and are the same for all sizes. While the best rate of any size lies at the edge of the
-grid, the next rate beyond it is tried at every size, up to three times. A best rate still at the edge is marked.
-Both kinds have no warm-up here and lower their rate along half a cosine. AdamW has a decay of 0.1.
+Rates lie a factor of two apart and are the same for all sizes. They are compared at seed 0. While the best rate of any
+size lies at the edge of the grid, the next rate beyond it is tried at every size, up to three times. A best rate still
+at the edge is marked. The best rate of each size, that of the smallest, and the one for all are then trained from three
+seeds, whose means are reported.
+
+All kinds lower their rate along half a cosine. AdamW has a decay of 0.1 and the usual warm-up; steering has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, log2, nan
+from math import inf, isfinite, log2
 from typing import TYPE_CHECKING, Any
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.beyond.problems import GPT, NATS, adamw, decided, deviation, mean, raw, score, seeds, steered
+from gyroscope_lab.papers.beyond.problems import (
+    GPT,
+    NATS,
+    adamw,
+    decided,
+    deviation,
+    loss_of,
+    mean,
+    raw,
+    score,
+    seeds,
+    steered,
+    warmed,
+)
 from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -112,18 +128,16 @@ def _task(lab: Lab, *, width: int, depth: int, batch: int, steps: int) -> Task:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """Return the trials that are known beforehand: every kind at every rate of its grid and every size."""
-    return [trial for kind, rates in kinds(lab).items() for trial in _trials(lab, kind, rates)]
-
-
-def _trials(lab: Lab, kind: str, rates: Sequence[float]) -> list[Trial]:
-    """Return one kind at every size, from all seeds."""
+    """Return the trials that are known beforehand: every kind at every rate of its grid and every size, from seed 0."""
     return [
-        Trial(task, recipe(task, kind, rate), seed)
-        for task in sized(lab).values()
-        for rate in rates
-        for seed in seeds(lab)
+        trial for kind, rates in kinds(lab).items() for size in sized(lab) for trial in _trials(lab, kind, size, rates)
     ]
+
+
+def _trials(lab: Lab, kind: str, size: str, rates: Iterable[float], seeds: Iterable[int] = (0,)) -> list[Trial]:
+    task = sized(lab)[size]
+    task = warmed(task) if kind == "AdamW" else task
+    return [Trial(task, recipe(task, kind, rate), seed) for rate in rates for seed in seeds]
 
 
 @dataclass(frozen=True)
@@ -133,7 +147,7 @@ class Curve:
     Attributes:
         kind: the kind of recipe.
         size: the name of the size.
-        cells: the cell of each rate that is known.
+        cells: the cell of each rate that is known, of seed 0 or of all.
     """
 
     kind: str
@@ -141,14 +155,15 @@ class Curve:
     cells: Mapping[float, Cell]
 
     @property
-    def losses(self) -> dict[float, float]:
-        """The mean loss over seeds by rate; infinite where a seed diverged."""
-        return {rate: score(cell) for rate, cell in self.cells.items()}
+    def tried(self) -> dict[float, float]:
+        """The loss of seed 0 by rate; infinite where it diverged."""
+        found = {rate: loss_of(cell.task, cell.results[0]) for rate, cell in self.cells.items()}
+        return {rate: value if isfinite(value) else inf for rate, value in found.items()}
 
     @property
     def best(self) -> float:
         """The rate of the lowest loss."""
-        return min(self.losses, key=self.losses.__getitem__)
+        return min(self.tried, key=self.tried.__getitem__)
 
     @property
     def at_edge(self) -> bool:
@@ -159,30 +174,35 @@ class Curve:
         """How far the best rate is from that of the smallest, in powers of two."""
         return log2(self.best / smallest.best)
 
-    def lost(self, smallest: Curve) -> float:
-        """What is lost with the best rate of the smallest, in nats."""
-        return self.losses.get(smallest.best, nan) - self.losses[self.best]
+    def lost(self, rate: float) -> float:
+        """What is lost with another rate than the best, in nats, as means over seeds."""
+        return score(self.cells[rate]) - score(self.cells[self.best])
 
 
-def one_rate(its: Sequence[Curve]) -> tuple[float, float]:
-    """Return the one rate for all sizes with the smallest worst loss, and that loss, in nats above each size's best."""
-    worst = {
-        rate: max(curve.losses[rate] - curve.losses[curve.best] for curve in its)
-        for rate in its[0].cells
-        if all(rate in curve.cells for curve in its)
-    }
-    best = min(worst, key=worst.__getitem__)
-    return best, worst[best]
+def one_rate(its: Sequence[Curve]) -> float:
+    """Return the one rate for all sizes that loses least, at seed 0, where it loses most."""
+    rates = set.intersection(*(set(curve.cells) for curve in its))
+    return min(sorted(rates), key=lambda rate: max(curve.tried[rate] - curve.tried[curve.best] for curve in its))
 
 
 def curves(lab: Lab) -> dict[str, list[Curve]]:
     """Return the curves of each kind, the smallest size first; a size is left out until its grid is known."""
     found = {kind: _extended(lab, kind, rates) for kind, rates in kinds(lab).items()}
-    return {kind: its for kind, its in found.items() if its}
+    return {kind: _seeded(lab, its) for kind, its in found.items() if its and its[0].size == "smallest"}
+
+
+def _seeded(lab: Lab, its: Sequence[Curve]) -> list[Curve]:
+    """The same curves, with all seeds at the rates that are reported."""
+    found = []
+    for curve in its:
+        reported = sorted({curve.best, its[0].best, one_rate(its)})
+        more = cells(lab, _trials(lab, curve.kind, curve.size, reported, seeds(lab)))
+        found.append(replace(curve, cells={**curve.cells, **dict(zip(reported, more, strict=True))}))
+    return found
 
 
 def _extended(lab: Lab, kind: str, rates: tuple[float, ...]) -> list[Curve]:
-    """The curves of one kind on its grid, which grows while the best rate of a size lies at its edge."""
+    """The curves of one kind on its grid at seed 0, which grows while the best rate of a size lies at its edge."""
     found = _curves(lab, kind, rates)
     for _ in range(0 if lab.scale == "smoke" else MOVES):
         best = {curve.best for curve in found}
@@ -196,18 +216,19 @@ def _extended(lab: Lab, kind: str, rates: tuple[float, ...]) -> list[Curve]:
 
 
 def _curves(lab: Lab, kind: str, rates: Sequence[float]) -> list[Curve]:
-    known = {(cell.task, cell.recipe): cell for cell in cells(lab, _trials(lab, kind, rates))}
+    asked = {size: _trials(lab, kind, size, rates) for size in sized(lab)}
+    known = {(cell.task, cell.recipe): cell for cell in cells(lab, [trial for its in asked.values() for trial in its])}
     result = []
-    for size, task in sized(lab).items():
-        its = {rate: known[key] for rate in rates if (key := (task, recipe(task, kind, rate))) in known}
-        if all(rate in its for rate in kinds(lab)[kind]):
-            result.append(Curve(kind, size, its))
+    for size, its in asked.items():
+        found = {rate: cell for rate, t in zip(rates, its, strict=True) if (cell := known.get((t.task, t.recipe)))}
+        if all(rate in found for rate in kinds(lab)[kind]):
+            result.append(Curve(kind, size, found))
     return result
 
 
 def conclude(lab: Lab) -> Report:
     """Report how far the best rate moves, and what is lost with the rate of the smallest."""
-    by_kind = {kind: its for kind, its in curves(lab).items() if its[0].size == "smallest"}
+    by_kind = curves(lab)
     some(list(by_kind))
     return Report(
         {"figure": _draw(by_kind, list(sized(lab)))},
@@ -223,27 +244,36 @@ def _table(kind: str, its: Sequence[Curve]) -> Table:
         best = curve.cells[curve.best]
         spread = deviation(best)
         rate = f"{curve.best:.3g}" + (" (edge)" if curve.at_edge else "")
-        told = (f"{score(best):.3f}", spread and f"{spread:.3f}")
-        rows.append((curve.size, rate, *told, f"{curve.moved(its[0]):+.0f}", f"{curve.lost(its[0]):.3f}"))
-    columns = ("size", "best rate", "best test loss", "± over seeds", "moved (powers of 2)", "lost with the smallest's")
+        told = (f"{score(best):.3f}", spread and f"{spread:.3f}", len(best.results))
+        rows.append((curve.size, rate, *told, f"{curve.moved(its[0]):+.0f}", f"{curve.lost(its[0].best):.3f}"))
+    columns = (
+        "size",
+        "best rate",
+        "best test loss",
+        "± over seeds",
+        "seeds",
+        "moved (powers of 2)",
+        "lost with the smallest's",
+    )
     return Table(kind, columns, tuple(rows))
 
 
 def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]:
     shared = set.intersection(*({curve.size for curve in its} for its in by_kind.values()))
     by_kind = {kind: [curve for curve in its if curve.size in shared] for kind, its in by_kind.items()}
-    lost = {kind: [curve.lost(its[0]) for curve in its[1:]] for kind, its in by_kind.items()}
+    lost = {kind: [curve.lost(its[0].best) for curve in its[1:]] for kind, its in by_kind.items()}
     moved = {kind: [abs(curve.moved(its[0])) for curve in its[1:]] for kind, its in by_kind.items()}
     if "AdamW" not in lost or not lost["AdamW"]:
         return []
     whole = shared == set(sized(lab)) and len(by_kind) == len(kinds(lab))
-    least = {kind: one_rate(its) for kind, its in by_kind.items()}
+    one = {kind: one_rate(its) for kind, its in by_kind.items()}
+    least = {kind: max(curve.lost(one[kind]) for curve in its) for kind, its in by_kind.items()}
     found = []
     for kind in lost:
         if kind == "AdamW":
             continue
         worst, mine, theirs = max(lost[kind]), mean(lost[kind]), mean(lost["AdamW"])
-        its = [cell for one in (kind, "AdamW") for curve in by_kind[one] for cell in curve.cells.values()]
+        its = [curve.cells[rate] for its in by_kind.values() for curve in its for rate in (curve.best, its[0].best)]
         known = whole and decided(lab, its) and all(map(isfinite, lost[kind]))
         found += [
             Verdict(
@@ -261,9 +291,9 @@ def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]
             Verdict(
                 f"{kind}: one rate for all sizes loses less than AdamW's one learning rate, where each loses most",
                 "less (our aim)",
-                f"{least[kind][1]:.3f} nats with ρ = {least[kind][0]:.3g}; AdamW {least['AdamW'][1]:.3f} "
-                f"with η = {least['AdamW'][0]:.3g}",
-                least[kind][1] < least["AdamW"][1] if known else None,
+                f"{least[kind]:.3f} nats with ρ = {one[kind]:.3g}; AdamW {least['AdamW']:.3f} "
+                f"with η = {one['AdamW']:.3g}",
+                least[kind] < least["AdamW"] if known else None,
             ),
         ]
     return found
@@ -289,14 +319,14 @@ def _draw(by_kind: Mapping[str, Sequence[Curve]], sizes: Sequence[str]) -> Figur
     axes[0].set_ylabel("best test loss (nats)")
     drawn = [lines[size] for size in sizes if size in lines]
     axes[-1].legend(handles=drawn, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.suptitle("Loss by rate (rings: the best; dotted: that of the smallest)")
+    figure.suptitle("Loss at seed 0 by rate (rings: the best; dotted: that of the smallest)")
     return figure
 
 
 def _line(ax: Axes, curve: Curve, place: int) -> Line2D:
-    known = {rate: value for rate, value in curve.losses.items() if isfinite(value)}
+    known = {rate: value for rate, value in curve.tried.items() if isfinite(value)}
     color = "black" if place == 0 else f"C{place - 1}"
-    ax.plot(curve.best, curve.losses[curve.best], "o", color=color, markersize=8, fillstyle="none")
+    ax.plot(curve.best, curve.tried[curve.best], "o", color=color, markersize=8, fillstyle="none")
     style: dict[str, Any] = {"color": color, "markersize": 3, "linewidth": 1.2, "label": curve.size}
     return ax.plot(list(known), list(known.values()), "o-", **style)[0]
 
@@ -307,5 +337,6 @@ STUDIES = (
         "Transfer: the best rate of a character GPT by width, depth, batch and steps",
         trials,
         conclude,
+        curves,
     ),
 )
