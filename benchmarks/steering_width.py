@@ -1,93 +1,118 @@
-"""How the best `others_lr` of `gyroscope.steer` depends on the width of a character GPT.
+"""How the best learning rates by role, and the best ρ, of `gyroscope.steer` depend on the width of a character GPT.
 
     python benchmarks/steering_width.py --data DATA
     python benchmarks/steering_width.py --data DATA --device cuda
 
-DATA has tinyshakespeare. On two cores of a CPU, ten minutes: 2 blocks, 300 steps of 16 × 32 characters, the best test
-loss by width and `others_lr`. On a GPU, a minute: the network of 4 blocks and width 512 of the study beyond/transfer,
-600 steps of 32 × 256 characters in bf16, with other options too. Seed 0, ρ = 0.028.
+DATA has tinyshakespeare. On two cores of a CPU, 40 minutes: 2 blocks, 300 steps of 16 × 32 characters. On a GPU, six
+minutes: the networks of 4 blocks of the study beyond/transfer, 600 steps of 32 × 256 characters in bf16. Prints and
+writes the best test loss. Seed 0. Settings that the output file has already are not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import json
 import tempfile
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gyroscope_lab.engine import run_trials
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.engine.population import run_population
 from gyroscope_lab.papers.beyond.problems import GPT, steered
 from gyroscope_lab.papers.beyond.transfer import sized
 from gyroscope_lab.training.archive import Archive
-from gyroscope_lab.training.training import train
+from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 from timing import environment, write
 
-WIDTHS = {64: (0.03, 0.01, 0.003), 128: (0.03, 0.01, 0.003), 256: (0.01, 0.003, 0.001), 512: (0.01, 0.003, 0.001, 3e-4)}
-OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    ("adamw", {"norms": "held"}),
-    ("adamw", {"others_lr": 3e-3, "norms": "held"}),
-    ("adamw", {"others_lr": 1e-3}),
-    ("adamw", {"others_lr": 3e-3}),
-    ("adamw", {"heads": "turn", "embeddings": "turn"}),
-    ("muon", {}),
-    ("muon", {"others_lr": 3e-3}),
-]
+WIDTHS = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
 
 
-def by_width(given: tuple[int, float, Path]) -> dict[str, Any]:
-    """Train one width at one rate on a core."""
-    width, rate, data = given
-    torch.set_num_threads(1)
+@dataclass(frozen=True)
+class Setting:
+    """A preset at a width: ρ, and the learning rates of the head, of embeddings, and of gains and biases.
+
+    The embeddings are those of the positions, and of the characters if the head is not tied to them.
+    """
+
+    width: int
+    inner: str
+    tied: bool = True
+    rate: float = 0.028
+    head: float = 0.01
+    embeddings: float = 0.01
+    other: float = 0.01
+
+    def trial(self, device: str) -> Trial:
+        """The training of this setting."""
+        roles = ("head", self.head), ("embedding", self.embeddings), ("other", self.other)
+        name = " ".join(f"{value:.3g}" for value in (self.rate, self.head, self.embeddings, self.other))
+        recipe = replace(steered(self.inner, rate=self.rate, others_lr=roles), name=f"{self.inner} {name}")
+        task = _task(self.width, device)
+        task = replace(task, options=tuple((dict(task.options) | {"tied": self.tied}).items()))
+        return Trial(task, recipe, precision="float32" if device == "cpu" else "bf16")
+
+
+def _task(width: int, device: str) -> Task:
+    if device == "cuda":
+        return sized(Lab(Archive("runs"), "full"))["smallest" if width == 128 else f"width {width}"]
     options = dict(GPT.small.options) | {"width": width}
     schedule = replace(GPT.small.schedule, epochs=3, drawn=100)
-    task = replace(GPT.small, name=f"gpt-{width}", options=tuple(options.items()), schedule=schedule)
-    result = train(Trial(task, steered("adamw", others_lr=rate)), task.source.load(data))
-    print(f"width {width}, others_lr {rate:g}: {result.best_test_loss:.3f}", flush=True)
-    return {"width": width, "others_lr": rate, "best_test_loss": result.best_test_loss}
+    return replace(GPT.small, name=f"gpt-{width}", options=tuple(options.items()), schedule=schedule)
 
 
-def wide(data: Path) -> list[dict[str, Any]]:
-    """Train the wide network with each of the options, side by side."""
-    with tempfile.TemporaryDirectory() as folder:
-        archive = Archive(folder)
-        task = sized(Lab(archive, "full"))["width 512"]
-        trials = [Trial(task, steered(inner, rate=0.028, **more), precision="bf16") for inner, more in OPTIONS]
-        split = task.source.load(data)
-        run_population(trials, lambda _: split, archive, at_once=len(trials))
-        rows = []
-        for trial in trials:
-            result = archive.result(trial)
-            assert result is not None
-            print(f"{trial.recipe.name:50} {result.best_test_loss:.3f}")
-            row = {"task": task.name, "recipe": trial.recipe.name, "seed": trial.seed}
-            row |= {"best_test_loss": result.best_test_loss, "test_losses": result.test_losses, "loss": result.loss}
-            rows.append(row | {"rotation": dict(zip(result.layers, result.rotation[-1], strict=True))})
-    return rows
+def settings(width: int) -> Iterator[Setting]:
+    """The settings of a width: one role after the other at lower rates, then all; an untied head; other ρ."""
+    low, rule = 1 / width, 1.28 / width
+    for inner in ("adamw", "muon"):
+        yield Setting(width, inner)
+        for head in (reach / width for reach in (2.0, 1.0, 0.5, 0.25) if reach / width < 0.01):
+            yield Setting(width, inner, head=head)
+        if width < 1024:
+            yield Setting(width, inner, head=low, embeddings=low)
+            yield Setting(width, inner, head=low, embeddings=low, other=low)
+            yield Setting(width, inner, tied=False)
+            yield Setting(width, inner, tied=False, head=low)
+            for rate in (0.014, 0.056):
+                yield Setting(width, inner, rate=rate, head=low)
+        if width > 128:
+            yield Setting(width, inner, tied=False, head=rule, embeddings=rule, other=rule)
+            for factor in (2.0, 1.0, 0.5, 0.25):
+                its = rule * factor
+                yield Setting(width, inner, head=its, embeddings=its, other=its)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--device", choices=list(WIDTHS), default="cpu")
     parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/steering_width_DEVICE.json")
     given = parser.parse_args()
-    if given.device == "cuda":
-        rows = wide(given.data)
-    else:
-        asked = [(width, rate, given.data) for width, rates in WIDTHS.items() for rate in rates]
-        with multiprocessing.get_context("spawn").Pool(2) as pool:
-            rows = pool.map(by_width, asked[::-1], chunksize=1)  # the widest take longest
-    device = "" if given.device == "cpu" else " --device cuda"
-    command = f"python benchmarks/steering_width.py --data DATA{device}"
-    about = environment(torch.device(given.device))
     out = given.out or Path(__file__).parent / "results" / f"steering_width_{given.device}.json"
-    write(out, {"command": command, "environment": about, "trainings": rows})
+    rows: list[dict[str, Any]] = json.loads(out.read_text())["trainings"] if out.exists() else []
+    known = {Setting(**{name: row[name] for name in Setting.__annotations__}) for row in rows}
+    asked = [one for width in WIDTHS[given.device] for one in settings(width) if one not in known][::-1]
+    with tempfile.TemporaryDirectory() as folder:
+        results = run_trials(
+            [one.trial(given.device) for one in asked],  # the widest, which take longest, first
+            Archive(folder),
+            data=given.data,
+            jobs=2 if given.device == "cpu" else 12,
+            on_done=lambda trial, result: print(f"{trial.title}: {result.best_test_loss:.3f}", flush=True),
+        )
+    rows += [
+        asdict(setting) | {"best_test_loss": result.best_test_loss, "test_losses": result.test_losses}
+        for setting, result in zip(asked, results, strict=True)
+    ]
+    for row in rows:
+        told = {name: value for name, value in row.items() if name not in ("inner", "test_losses")}
+        print(f"{row['inner']:6}", *(f"{name} {value:<7.4g}" for name, value in told.items()))
+    command = f"python benchmarks/steering_width.py --data DATA --device {given.device}"
+    write(out, {"command": command, "environment": environment(torch.device(given.device)), "trainings": rows})
 
 
 if __name__ == "__main__":

@@ -197,6 +197,35 @@ def learning_rates(make: Callable[[Optimizer], Any], steps: int) -> list[tuple[f
     return measured
 
 
+def wide(width: int, *, tied: bool = False) -> nn.Module:
+    model = nn.Sequential(nn.Embedding(7, width), nn.Linear(width, width), nn.LayerNorm(width), nn.Linear(width, 7))
+    if tied:
+        model[3].weight = model[0].weight
+    return model
+
+
+def plain_rates(optimizer: gyroscope.control.Steered) -> dict[str, float]:
+    return {g["role"]: g["lr"] * g["relative_lr"] for g in optimizer.param_groups if g["rule"] == "plain"}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("width", "expected"), [(8, 0.01), (128, 0.01), (256, 0.005), (1024, 0.00125)])
+def test_the_default_others_lr_falls_with_the_inputs_of_the_head(width: int, expected: float, tied: bool) -> None:
+    found = plain_rates(steer(wide(width, tied=tied)))
+    assert set(found) == ({"tied head", "other"} if tied else {"embedding", "head", "other"})
+    assert list(found.values()) == pytest.approx([expected] * len(found))
+    turned = plain_rates(steer(wide(width, tied=tied), heads="turn"))
+    assert list(turned.values()) == pytest.approx([expected] * len(turned))  # the network is as wide as before
+
+
+def test_others_lr_by_role_leaves_other_roles_as_they_are() -> None:
+    found = plain_rates(steer(wide(256), others_lr={"embedding": 0.1, "head": 0.002}))
+    assert found == pytest.approx({"embedding": 0.1, "head": 0.002, "other": 0.005})
+    tied = plain_rates(steer(wide(256, tied=True), others_lr={"embedding": 0.1, "head": 0.002}))
+    assert tied == pytest.approx({"tied head": 0.002, "other": 0.005})
+    assert list(plain_rates(steer(wide(256), others_lr=0.03)).values()) == pytest.approx([0.03] * 3)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -447,5 +476,5 @@ def test_a_long_table_shows_its_first_and_last_rows() -> None:
 
 def test_notebooks_show_the_same_table() -> None:
     html = steer(Tiny())._repr_html_()
-    assert html.startswith("<p><b>Steered over AdamW</b></p><p>Layca over AdamW turns 2 matrices;")
+    assert html.startswith("<p><b>Steered over Muon</b></p><p>Layca over Muon turns 2 matrices;")
     assert re.search(r"<td style=\"text-align:left\">head.weight</td><td>7 × 6</td><td>head</td><td>plain</td>", html)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -52,11 +51,13 @@ class Gains(nn.Module):
         (lambda: steer(net(), inner_options={"lr": 1}), r"`inner_options` must not have 'lr', got 1\. Give `rate`"),
         (lambda: steer(net(), others_options={"weight_decay": 1}), r"`others_options` must not have 'weight_decay'"),
         (lambda: steer(net(), inner_options=[1]), r"`inner_options` must be a dict, got a list"),
-        (lambda: steer(net(), inner_options={"moment": 1}), r"AdamW could not be made .*Give options that it"),
+        (lambda: steer(net(), inner_options={"moment": 1}), r"Muon could not be made .*Give options that it"),
         (lambda: steer(net(), rate=0.0), r"`rate` must be a finite number > 0, got 0\.0\. Try 0\.028\."),
         (lambda: steer(net(), rate=math.nan), r"`rate` must be a finite number > 0, got nan\."),
         (lambda: steer(net(), rate="fast"), r"`rate` must be a finite number > 0, got 'fast'"),
         (lambda: steer(net(), others_lr=-1), r"`others_lr` must be a finite number > 0, got -1"),
+        (lambda: steer(net(), others_lr={"bias": 1}), r"`others_lr` must have roles among 'matrix', .*, got 'bias'\."),
+        (lambda: steer(net(), others_lr={"head": 0}), r"`others_lr\['head'\]` must be a finite number > 0, got 0\."),
         (lambda: steer(net(), "lion"), r"`inner` must be one of 'adamw', 'sgd', .*got 'lion'\. Try \"adamw\""),
         (lambda: steer(net(), "hyperball"), r"Hyperball goes around an optimizer: use \"adamh\" or \"muonh\""),
         (lambda: steer(net(), 3), r"`inner` must be one of .*, or a function of parameter groups .*got 3"),
@@ -183,17 +184,3 @@ def test_nothing_is_changed_by_a_refusal() -> None:
         steer(model, LARS)
     assert all(map(torch.equal, before, model.parameters()))
     assert isinstance(steer(model), Optimizer)
-
-
-def test_a_head_too_wide_for_its_learning_rate_is_named_with_one_to_try() -> None:
-    def model(width: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
-
-    with pytest.warns(UserWarning, match=r"head 4\.weight, which has 512 inputs: .* Try others_lr=0\.001\."):
-        steer(model(512), "adamw")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        steer(model(384), "adamw")
-        steer(model(512), "adamw", others_lr=1e-3)
-        steer(model(512), "muon")
-        steer(model(512), "adamw", heads="turn")

@@ -68,15 +68,15 @@ CHOICES = {
     "as many convolutions as others": (stemmed(), torch.optim.AdamW, 0.028),
     "frozen convolutions": (
         nn.Sequential(*(nn.Conv2d(4, 4, 1).requires_grad_(False) for _ in range(3)), nn.Linear(4, 4), nn.Linear(4, 3)),
-        torch.optim.AdamW,
+        torch.optim.Muon,
         0.028,
     ),
-    "linear layers": (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), torch.optim.AdamW, 0.028),
+    "linear layers": (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), torch.optim.Muon, 0.028),
 }
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_the_preset_is_that_of_sgd_if_most_layers_that_train_are_convolutions(name: str) -> None:
+def test_the_preset_is_that_of_sgd_for_convolutions_of_muon_for_matrices_and_of_adamw_for_a_mixture(name: str) -> None:
     net, kind, rate = CHOICES[name]
     optimizer = steer(net, heads="turn")
     assert type(main(optimizer.inner)) is kind

@@ -11,7 +11,6 @@ import torch
 from torch.optim import Optimizer
 
 from gyroscope.base.accepted import real
-from gyroscope.control.joint import Rule
 from gyroscope.errors import ControlError
 
 Norms = Literal["learned", "held"]
@@ -27,8 +26,7 @@ class Preset:
         options: options of the inner optimizer.
         project: whether operation 1 is performed; without it, this is Hyperball.
         others_lr: the learning rate of parameters that are stepped plainly, by AdamW.
-        embeddings: the rule of embeddings.
-        heads: the rule of the output head.
+        inputs: the most inputs of a head for which `others_lr` holds; for n more, it is `inputs`/n of that.
         norms: "learned" or "held".
     """
 
@@ -37,8 +35,7 @@ class Preset:
     options: Mapping[str, Any] = field(default_factory=dict)
     project: bool = True
     others_lr: float = 1e-2
-    embeddings: Rule = "plain"
-    heads: Rule = "plain"
+    inputs: int = 128
     norms: Norms = "learned"
 
 

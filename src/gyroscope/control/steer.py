@@ -20,14 +20,14 @@ from gyroscope.base import markup
 from gyroscope.base.accepted import choice, flag, real
 from gyroscope.control.joint import Group, Joint, Rule, main
 from gyroscope.control.layca import Layca, check_group
-from gyroscope.control.presets import OTHERS, Norms, maker, preset
+from gyroscope.control.presets import OTHERS, Norms, Preset, maker, preset
 from gyroscope.control.roster import few, names_of
-from gyroscope.control.routing import Route, routes
+from gyroscope.control.routing import Role, Route, routes
 from gyroscope.control.steering import Law
 from gyroscope.control.torch_contract import Wrapper, as_group, check_whole
 from gyroscope.errors import ControlError
 from gyroscope.layers.class_names import ancestry
-from gyroscope.layers.layer import Granularity, Layer, layers
+from gyroscope.layers.layer import Granularity, Layer
 
 Inner = str | Callable[..., Optimizer]
 
@@ -45,9 +45,9 @@ _INSTEAD = {
 #: Options of torch's optimizers that one may look for among the arguments of `steer`.
 _INNER_OPTIONS = {"betas", "eps", "momentum", "nesterov", "amsgrad", "fused", "foreach", "capturable", "ns_steps"}
 
-#: `others_lr` times the inputs of a plain head that was seen to train, and that is advised: character GPTs over AdamW
-#: trained at 0.01 with width 384, not with 512; with 512 the lowest of three rates, 0.001, was the best.
-_WIDEST, _ADVISED = 4.0, 0.5
+_CONVOLUTIONS = ("conv", "conv_transpose")
+#: The roles that can have a learning rate of their own. A head that is tied to an embedding is a head.
+_ROLES = [role for role in get_args(Role) if role != "tied head"]
 
 #: The fewest steps within which a layer may forget its direction, if gradients are independent.
 _SHORTEST_MEMORY = 10.0
@@ -58,9 +58,9 @@ def steer(
     inner: Inner | None = None,
     *,
     rate: float | Tensor | None = None,
-    others_lr: float | None = None,
-    embeddings: Rule | None = None,
-    heads: Rule | None = None,
+    others_lr: float | Mapping[str, float] | None = None,
+    embeddings: Rule = "plain",
+    heads: Rule = "plain",
     norms: Norms | None = None,
     plain: str | Iterable[str] = (),
     granularity: Granularity = "expert",
@@ -90,14 +90,20 @@ def steer(
     A matrix that begins at zero (B of LoRA) has no direction. With its first gradient it takes a plain step, of length
     η√n with η = `others_lr` and n its number of elements; from then on it turns.
 
+    A step of AdamW changes each weight of the head by its learning rate, and so a logit by up to as much times the
+    number of inputs of the head. So the presets' `others_lr` is 0.01 for heads of up to 128 inputs, and 1.28/n for n.
+
     Args:
         model: the model.
         inner: "adamw", "sgd" or "muon"; "adamh" or "muonh" (Hyperball, without operation 1); or a function that takes a
             list of parameter groups (and `inner_options`) and returns an optimizer, such as `torch.optim.NAdam`. By
-            default "sgd" if most of the layers are convolutions, else "adamw".
+            default "sgd" if most of the layers that turn are convolutions; else "muon" if all of them are matrices of
+            two dimensions; else "adamw".
         rate: ρ = tan θ of a step. If it is a tensor on the GPU, which becomes the `lr` of every group, a CUDA graph can
             capture the steps.
-        others_lr: the learning rate of what is stepped plainly.
+        others_lr: the learning rate of all that is stepped plainly, or a dict of learning rates by role: "head",
+            "embedding", "router", "other" (gains, biases and the like) and "matrix" (those of `plain`, and matrices
+            that begin at zero). Roles that are left out have that of the preset.
         embeddings: the rule of embeddings, also of positions.
         heads: the rule of the output head, also if it is tied to an embedding.
         norms: "learned", or "held" at what they were at the first step.
@@ -113,7 +119,7 @@ def steer(
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> optimizer = gyroscope.steer(model)
         >>> print(optimizer)
-        Steered: Layca over AdamW turns 1 matrix; AdamW steps 3 other parameters.
+        Steered: Layca over Muon turns 1 matrix; AdamW steps 3 other parameters.
         Each step turns a layer by arctan ρ; its norm is learned.
         parameters  shape  role    rule   rate
         0.weight    8 × 4  matrix  turn   ρ = 0.028 (1.6°)
@@ -127,41 +133,38 @@ def steer(
             hint = " Options of the inner optimizer go into `inner_options`, a dict." if name in _INNER_OPTIONS else ""
             raise TypeError(f"steer() got an unexpected keyword argument {name!r}.{hint}")
         raise ControlError(f"`{name}` is not an argument of steer, got {rejected[name]!r}. Give {_INSTEAD[name]}.")
-    inner = _suited(model) if inner is None else inner
-    named = isinstance(inner, str) or not callable(inner)
-    chosen = preset(inner) if named else preset("adamw")
-    given = chosen.rate if rate is None else rate
-    rate = _checked("rate", given, chosen.rate)
-    lr = given if isinstance(given, Tensor) else rate
-    others_lr = _checked("others_lr", chosen.others_lr if others_lr is None else others_lr, chosen.others_lr)
-    embeddings = chosen.embeddings if embeddings is None else embeddings
-    heads = chosen.heads if heads is None else heads
     choice(embeddings, "embeddings", get_args(Rule), ControlError)
     choice(heads, "heads", get_args(Rule), ControlError)
-    norms = chosen.norms if norms is None else norms
-    choice(norms, "norms", get_args(Norms), ControlError)
     choice(granularity, "granularity", get_args(Granularity), ControlError)
-    project = chosen.project if project is None else flag(project, "project", ControlError)
-    on_gpu = {"capturable": True} if isinstance(lr, Tensor) and lr.is_cuda else {}
-    its_own = {**chosen.options, **(on_gpu if chosen.inner == "AdamW" else {})} if named else {}
-    options = {**its_own, **_checked_options("inner_options", inner_options)}
-    others_options = {**OTHERS, **on_gpu, **_checked_options("others_options", others_options)}
     routed = routes(model, embeddings=embeddings, heads=heads, plain=plain, granularity=granularity)
     turning = [route for route in routed if route.rule == "turn"]
     if not turning:
         raise ControlError(_why_nothing_turns(routed))
     _check_dense(routed)
-    groups = _groups(routed, lr, others_lr / rate)
+    inner = _suited(turning) if inner is None else inner
+    named = isinstance(inner, str) or not callable(inner)
+    chosen = preset(inner) if named else preset("adamw")
+    given = chosen.rate if rate is None else rate
+    rate = _checked("rate", given, chosen.rate)
+    lr = given if isinstance(given, Tensor) else rate
+    rates = _others_lr(others_lr, chosen, routed)
+    norms = chosen.norms if norms is None else norms
+    choice(norms, "norms", get_args(Norms), ControlError)
+    project = chosen.project if project is None else flag(project, "project", ControlError)
+    on_gpu = {"capturable": True} if isinstance(lr, Tensor) and lr.is_cuda else {}
+    its_own = {**chosen.options, **(on_gpu if chosen.inner == "AdamW" else {})} if named else {}
+    options = {**its_own, **_checked_options("inner_options", inner_options)}
+    others_options = {**OTHERS, **on_gpu, **_checked_options("others_options", others_options)}
+    relative = {role: one / rate for role, one in rates.items()}
+    groups = _groups(routed, lr, relative)
     its = _made(maker(chosen) if named else inner, groups["turn"], options, turning)
-    others = _with_options(AdamW, groups["plain"] or [{"params": []}], {"weight_decay": 0.0, **others_options})
-    its.defaults["lr"] = others.defaults["lr"] = lr  # of groups that are added later
-    joint = Joint(its, others, [*its.param_groups, *groups["plain"], *groups["frozen"]])
+    plainly = _with_options(AdamW, groups["plain"] or [{"params": []}], {"weight_decay": 0.0, **others_options})
+    its.defaults["lr"] = plainly.defaults["lr"] = lr  # of groups that are added later
+    joint = Joint(its, plainly, [*its.param_groups, *groups["plain"], *groups["frozen"]])
     _warn_beyond(rate, its.param_groups[0])
-    if isinstance(its, AdamW):
-        _warn_wide(others_lr, routed)
     turned = [route.layer for route in turning if route.layer is not None]
     law: dict[str, Any] = {"project": project, "nonfinite": nonfinite, "reads_weights": reads_weights}
-    return Steered(joint, turned, others_lr / rate, learns=norms == "learned", **law)
+    return Steered(joint, turned, relative, learns=norms == "learned", **law)
 
 
 class Steered(Layca):
@@ -179,11 +182,11 @@ class Steered(Layca):
     """
 
     def __init__(
-        self, joint: Joint, layers: Sequence[Layer], relative_lr: float, *, learns: bool, **options: Any
+        self, joint: Joint, layers: Sequence[Layer], relative_lr: Mapping[str, float], *, learns: bool, **options: Any
     ) -> None:
         super().__init__(joint, layers, **options)
-        self._relative_lr = relative_lr
-        self._steering.grows = relative_lr
+        self._relative_lr = relative_lr["other"]  # of parameters that are added later
+        self._steering.grows = relative_lr["matrix"]
         self._steering.learns = learns
 
     def _needs_closure(self) -> bool:
@@ -271,16 +274,32 @@ class Steered(Layca):
         )
 
 
-def _suited(model: nn.Module) -> str:
-    """Return the name of the preset for a model, by the kind of most of its layers."""
-    trained = [layer for layer in layers(model) if layer.parameter.requires_grad and layer.kind != "embedding"]
-    return "sgd" if 2 * sum(layer.kind in ("conv", "conv_transpose") for layer in trained) > len(trained) else "adamw"
+def _suited(turning: Sequence[Route]) -> str:
+    """Return the name of the preset for the layers that turn, by the kind of most of them."""
+    convolutions = sum(route.layer is not None and route.layer.kind in _CONVOLUTIONS for route in turning)
+    if 2 * convolutions > len(turning):
+        return "sgd"
+    return "muon" if all(route.parameter.dim() == 2 for route in turning) else "adamw"
 
 
 def _checked(name: str, given: Any, fine: float) -> float:
     if not 0 < real(given) < math.inf:
         raise ControlError(f"`{name}` must be a finite number > 0, got {given!r}. Try {fine:.3g}.")
     return real(given)
+
+
+def _others_lr(given: Any, chosen: Preset, routed: Sequence[Route]) -> dict[str, float]:
+    """Return the learning rate of each role, if it is stepped plainly."""
+    inputs = [route.parameter.shape[1:].numel() for route in routed if route.role in ("head", "tied head")]
+    fine = chosen.others_lr * chosen.inputs / max(chosen.inputs, *inputs, 0)
+    if given is not None and not isinstance(given, Mapping):
+        return dict.fromkeys(_ROLES, _checked("others_lr", given, fine))
+    rates = dict.fromkeys(_ROLES, fine)
+    for role, rate in (given or {}).items():
+        if role not in _ROLES:
+            raise ControlError(f"`others_lr` must have roles among {', '.join(map(repr, _ROLES))}, got {role!r}.")
+        rates[role] = _checked(f"others_lr[{role!r}]", rate, fine)
+    return rates
 
 
 def _checked_options(name: str, given: Any) -> dict[str, Any]:
@@ -318,13 +337,13 @@ def _check_dense(routed: Sequence[Route]) -> None:
         )
 
 
-def _groups(routed: Sequence[Route], rate: float | Tensor, relative_lr: float) -> dict[str, list[Group]]:
+def _groups(routed: Sequence[Route], rate: float | Tensor, relative_lr: Mapping[str, float]) -> dict[str, list[Group]]:
     """Return the groups of each rule, one per role."""
     found: dict[tuple[str, str], Group] = {}
     for route in routed:
         own: Group = {"params": [], "lr": rate, "rule": route.rule, "role": route.role}
         if route.rule == "plain":
-            own["relative_lr"] = relative_lr
+            own["relative_lr"] = relative_lr[route.role.removeprefix("tied ")]
         found.setdefault((route.rule, route.role), own)["params"].append((route.name, route.parameter))
     return {rule: [group for (its, _), group in found.items() if its == rule] for rule in get_args(Rule)}
 
@@ -402,15 +421,3 @@ def _warn_beyond(rate: float, group: Group) -> None:
             "Muon, and 3**-3 for SGD.",
             stacklevel=3,
         )
-
-
-def _warn_wide(others_lr: float, routed: Sequence[Route]) -> None:
-    """Warn about a head so wide that one plain step may change its outputs by several times what enters it."""
-    for route in (one for one in routed if one.role == "head" and one.rule == "plain"):
-        inputs = route.parameter.shape[1:].numel()
-        if others_lr * inputs > _WIDEST:
-            warnings.warn(
-                f"`others_lr` {others_lr:.3g} is high for the head {route.name}, which has {inputs:,} inputs: a GPT of "
-                f"width 512 did not train at 0.01. Try others_lr={_ADVISED / inputs:.1g}.",
-                stacklevel=3,
-            )

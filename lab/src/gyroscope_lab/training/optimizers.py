@@ -43,30 +43,33 @@ class Factory:
 def steered(recipe: Recipe, model: nn.Module) -> Optimizer:
     """Return `gyroscope.steer` at the recipe's rate; its options are those of `steer`, by default of the preset.
 
+    Learning rates by role are given as pairs, as all of a recipe must be hashable.
+
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> recipe = Recipe("steer sgd", rate=3**-3, optimizer="steer", options=(("inner", "sgd"),))
     >>> recipe.make(net).layers
     ('0.weight',)
     """
-    return steer(model, rate=recipe.rate, **dict(recipe.options))
+    options: dict[str, Any] = dict(recipe.options)
+    if isinstance(options.get("others_lr"), tuple):
+        options["others_lr"] = dict(options["others_lr"])
+    return steer(model, rate=recipe.rate, **options)
 
 
 def muon(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """Return Muon for the matrices that `steer` would turn, and AdamW without decay at `others_lr` for all else.
+    """Return Muon for the matrices that `steer` would turn, and AdamW for all else, at the learning rates of `steer`.
 
     >>> from gyroscope_lab.training.recipe import Recipe
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> [group["rule"] for group in Recipe("Muon", rate=0.02, optimizer="muon").make(net).param_groups]
     ['turn', 'plain', 'plain']
     """
-    options: dict[str, Any] = {"others_lr": 1e-2, **dict(recipe.options)}
-    relative = options.pop("others_lr") / recipe.rate
+    options: dict[str, Any] = {"weight_decay": recipe.weight_decay, **dict(recipe.options)}
     groups: list[dict[str, Any]] = [
-        {"params": group["params"], "lr": recipe.rate, "rule": group["rule"], "relative_lr": relative}
-        for group in steer(model, "muon").param_groups
+        {name: group[name] for name in ("params", "lr", "rule", "relative_lr") if name in group}
+        for group in steer(model, "muon", rate=recipe.rate, others_lr=options.pop("others_lr", None)).param_groups
     ]
-    options = {"weight_decay": recipe.weight_decay, **options}
     inner = torch.optim.Muon([group for group in groups if group["rule"] == "turn"], **options)
     plain = [group for group in groups if group["rule"] == "plain"]
     others = torch.optim.AdamW(plain or [{"params": []}], weight_decay=0.0, betas=(0.9, 0.95))

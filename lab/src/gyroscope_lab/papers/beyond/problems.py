@@ -70,13 +70,8 @@ class Problem:
 
     @property
     def preset(self) -> str:
-        """The preset that was better where presets were fixed: SGD on digits-CNN, Muon on the character GPT."""
+        """The preset that `gyroscope.steer` takes, and that was better where presets were fixed."""
         return "sgd" if self.convolutional else "muon"
-
-    @property
-    def default(self) -> str:
-        """The preset that `gyroscope.steer` takes by default."""
-        return "sgd" if self.convolutional else "adamw"
 
 
 def _images(name: str, full: Task, model: str, *, convolutional: bool = True, **options: Any) -> Problem:
@@ -86,7 +81,7 @@ def _images(name: str, full: Task, model: str, *, convolutional: bool = True, **
     own = f"cosine-digits-{model.removeprefix('digits-')}" + "-keras" * options.get("keras", False)
     small = Task(own, _DIGITS, model, tuple(options.items()), _SMALL_IMAGES, test_loss=True)
     if full.source == _DIGITS:
-        whole = small
+        whole = replace(small, precision="float32")  # the same trainings at both scales
     smoke = _SMOKE_CNN if convolutional else replace(small, schedule=_SMOKE_IMAGES)
     return Problem(name, replace(whole, test_loss=True), small, smoke, convolutional)
 
