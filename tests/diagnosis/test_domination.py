@@ -368,13 +368,12 @@ def test_episodes_are_those_of_a_literal_loop_however_measurements_come_in(seed)
     assert len(expected) > 1
 
 
-def series(path, ratio, *, kinds=None, update=None):
+def series(path, ratio, *, kinds=None, **motions):
     """A run with these ratios of gradient to weight."""
     ratio = np.asarray(ratio, dtype=np.float32)
     kinds = kinds or ["linear"] * ratio.shape[1]
     values = {"gradient_norm": ratio, "weight_norm": np.ones_like(ratio)}
-    if update is not None:
-        values["update_ratio"] = np.asarray(update, dtype=np.float32)
+    values |= {name: np.asarray(motion, dtype=np.float32) for name, motion in motions.items()}
     infos = {name: QuantityInfo(name, "1", name) for name in values}
     layers = [LayerInfo(f"l{i}", kind, (4, 4)) for i, kind in enumerate(kinds)]
     with Writer(path, layers, infos) as writer:
@@ -388,6 +387,18 @@ def test_a_ratio_that_hovers_about_the_bound_is_named_once(tmp_path):
         assert dominated(run) == []  # never below the bound three times in a row
         (found,) = dominated(run, patience=1)
         assert (found.since, found.until) == (0, None)
+
+
+def test_where_updates_were_not_measured_a_layer_that_rotates_as_fast_as_others_is_not_named(tmp_path):
+    """As in captured steps, of which only the weights at the measured ones are known."""
+    ratio, unknown = np.tile([1e-6, 0.1, 0.1, 0.1], (9, 1)), np.full((9, 4), np.nan)
+    with series(tmp_path / "turns", ratio, update_ratio=unknown, rate_per_step=np.full((9, 4), 0.028)) as run:
+        assert dominated(run) == []
+        assert findings(run) == []
+    still = np.tile([1e-6, 0.028, 0.028, 0.028], (9, 1))
+    with series(tmp_path / "stands", ratio, update_ratio=unknown, rate_per_step=still) as run:
+        assert [one.layer for one in dominated(run)] == ["l0"]
+        assert [one.layers for one in findings(run)] == [("l0",)]
 
 
 def test_small_ratios_everywhere_are_the_end_of_a_training_and_no_domination(tmp_path):

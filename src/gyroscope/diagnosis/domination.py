@@ -10,8 +10,9 @@ stands still while others move: under batch normalization a weight that has grow
 
 1. its ratio is below `threshold`: Definition 1, with a number for ≪;
 2. its ratio is below `share` of that of moving layers: others are not in the same state;
-3. its update, relative to its weight, is below `share` of that of moving layers. An optimizer whose steps scale with
-   the norm of the weight (Layca, LARS) moves a layer however small its gradient, and nothing is wrong.
+3. its update, relative to its weight, is below `share` of that of moving layers; where updates were not measured, as
+   in the steps of a CUDA graph, its rotation rate. An optimizer whose steps scale with the norm of the weight (Layca,
+   LARS) moves a layer however small its gradient, and nothing is wrong.
 
 The ratio of moving layers is the 90th percentile over layers, with at least one layer above it. The median would not
 do: in a network of 200 layers most are dominated after the first step (figure A10). Nor would the maximum: a layer that
@@ -51,6 +52,8 @@ from gyroscope.store import Run
 from gyroscope.store.record import LayerInfo
 
 THRESHOLD, SHARE, PATIENCE = 0.01, 0.03, 3
+#: The series that show how far a layer moves, the best first.
+MOTIONS = ("update_ratio", "rate_per_step")
 # The factor by which a bound must be exceeded for a layer to be free again.
 _FREE = 3.0
 
@@ -284,11 +287,13 @@ def followed(
     Args:
         table: the layers.
         steps: the steps [S].
-        series: `domination`, or `gradient_norm` and `weight_norm`; and `update_ratio` where it is known.
+        series: `domination`, or `gradient_norm` and `weight_norm`; and what is known of `MOTIONS`.
         bounds: those of `dominated`.
     """
     ratio = ratios(series)
-    update = series.get("update_ratio", np.full(ratio.shape, np.nan))
+    update = np.full(ratio.shape, np.nan)
+    for name in MOTIONS:
+        update = np.where(np.isnan(update), series.get(name, np.nan), update)
     for part in range(1 + max((layer.part for layer in table), default=0)):
         members = [i for i, layer in enumerate(table) if layer.part == part]
         if members:
@@ -306,7 +311,7 @@ def ratios(series: Mapping[str, Array]) -> Array:
 
 def _series(run: Run, steps: npt.NDArray[np.int64]) -> dict[str, Array]:
     needed = ["domination"] if "domination" in run.quantities else ["gradient_norm", "weight_norm"]
-    names = [name for name in (*needed, "update_ratio") if name in run.quantities]
+    names = [name for name in (*needed, *MOTIONS) if name in run.quantities]
     return {name: run.series(name, steps=steps).astype(np.float64) for name in names}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gyroscope.diagnosis.course import Course, Floats, Mask
-from gyroscope.diagnosis.domination import followed
+from gyroscope.diagnosis.domination import MOTIONS, followed
 from gyroscope.diagnosis.finding import PAGE, Finding, Severity
 from gyroscope.diagnosis.stall import Stall, of_layer, picked
 
@@ -817,7 +817,7 @@ def large_branch(course: Course) -> Finding | None:
     fall = _between(blocks, relative, falls=True)
     for what, ratios in (
         ("get inputs {:.3g} times as large", growth),
-        ("have relative gradients {:.3g} times smaller", fall),
+        ("have relative gradients {:.3g} times smaller than", fall),
     ):
         if not np.isfinite(ratios).all():
             continue
@@ -946,7 +946,7 @@ def dominated(course: Course) -> Finding | None:
     if not all(map(course.known, names)):
         return None
     rows = np.isfinite(course[names[0]]).any(1)
-    series = {name: course[name][rows] for name in (*names, "update_ratio")}
+    series = {name: course[name][rows] for name in (*names, *MOTIONS)}
     now = [one for one in followed(course.layers, course.steps[rows], series) if one.until is None]
     if not now:
         return None
