@@ -444,15 +444,31 @@ def growth(device: str) -> list[str]:
 
 
 def steering_width() -> list[str]:
-    """Best test losses by width and by the rate of what is stepped plainly."""
-    found = {(one["width"], one["others_lr"]): one["best_test_loss"] for one in load("steering_width_cpu")["trainings"]}
-    widths, rates = (sorted({key[i] for key in found}) for i in (0, 1))
-    rows = [f"| width | {' | '.join(f'{rate:g}' for rate in rates[::-1])} |", "|---" * (len(rates) + 1) + "|"]
-    for width in widths:
-        best = min(loss for (its, _), loss in found.items() if its == width)
-        cells = [found.get((width, rate)) for rate in rates[::-1]]
-        told = ["" if v is None else f"**{v:.3f}**" if v == best else f"{v:.3f}" for v in cells]
-        rows.append(f"| {width} | {' | '.join(told)} |")
+    """Best test losses by inner optimizer and width, with lower learning rates for more of what is stepped plainly."""
+    result = load("steering_width_cuda")
+    roles = ("head", "embeddings", "other")
+    found = {
+        (one["inner"], one["width"], *(round(one[role] * one["width"], 3) for role in roles)): one["best_test_loss"]
+        for one in result["trainings"]
+        if one["tied"] and one["rate"] == 0.028
+    }
+    columns = (
+        "all at 0.01",
+        "head at 1/n",
+        "head and embeddings at 1/n",
+        "all at 1/n",
+        "all at 1.28/n (default)",
+        "all at 0.64/n",
+    )
+    rows = [
+        environment(result), "",
+        f"| inner | n | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|",
+    ]  # fmt: skip
+    for inner, width in sorted({key[:2] for key in found}):
+        high = round(0.01 * width, 3)
+        settings = [(high,) * 3, (1, high, high), (1, 1, high), (1, 1, 1), (1.28,) * 3, (0.64,) * 3]
+        told = (found.get((inner, width, *its)) for its in settings)
+        rows.append(f"| {inner} | {width} | {' | '.join('' if v is None else f'{v:.3f}' for v in told)} |")
     return rows
 
 

@@ -47,8 +47,11 @@ class Preset:
 # are not here: a hypothesis.
 #
 # others_lr 0.01    gpt: 2.192, 2.286 at 0.003, 2.189 at 0.03, 2.212 at 0.1. digits over AdamW: 93.6 %, and 94.2 % at
-#                   0.003. At width 512 it is too high, and `steer` warns: after 600 steps a GPT of 4 blocks has 2.43,
-#                   at 0.003 2.11, at 0.001 1.82 (benchmarks/results/steering_width_*.json).
+#                   0.003.
+# inputs 128        GPTs of 4 blocks after 600 steps (benchmarks/results/steering_width_cuda.json). Width 512 over AdamW:
+#                   2.476 at 0.01; 2.441 with the head alone at 1/512, 1.922 with embeddings too, 1.857 with all;
+#                   2.078 with all at 1.28/512, 1.808 at 0.64/512. Over Muon 1.66 to 1.69 throughout. 128 keeps 0.01 for
+#                   all networks on which it was chosen.
 # β₂ 0.95           gpt: 2.192, and at 0.999 2.204 for matrices and 2.207 for all else. β₁ = 0.9 is AdamW's own.
 # operation 1       gpt: 2.192, and 2.194 without it.
 # heads plain       gpt, norms held: 2.302, and 2.537 with a head that turns, whose norm limits the logits: at 0.003 it
@@ -60,7 +63,7 @@ class Preset:
 #                   and 2.070 held. digits over SGD: 96.0 and 95.8 %.
 #
 # Three seeds of six small problems are in results/beyond/no-tuning. There "sgd" was better than "adamw" on two of three
-# networks of convolutions, so `steer` takes it for those. "muon" was better than "adamw" on all three others.
+# networks of convolutions, and "muon" on all three others, so `steer` takes those by default.
 PRESETS: dict[str, Preset] = {
     # The rate: gpt 2.284 at 0.014, 2.192 at 0.028, 2.202 at 0.056, 2.220 at 0.1, 2.365 at 0.2. The pilot's best was
     # 0.028. On digits it is 2.4 points below the SGD preset, and so is 0.0085, the same rotation by the momentum law.
