@@ -1,0 +1,114 @@
+"""What decides how well `gyroscope.steer` does when steps are few, and when the text is repeated many times.
+
+    OMP_NUM_THREADS=1 python benchmarks/steering_regimes.py --data DATA
+
+DATA has tinyshakespeare. Trains a character GPT (3 blocks of width 96, 32 × 64 characters per step) over Muon for 400
+steps on the whole text, and for 2,000 steps, 76 epochs, on the first 60,000 characters: an hour on two cores of a CPU.
+Prints and writes the best and the last test loss. Settings that the output file has already are not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gyroscope_lab.data.source import Source
+from gyroscope_lab.engine import run_trials
+from gyroscope_lab.papers.beyond.problems import adamw, steered, warmed
+from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.schedule import Schedule
+from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.trial import Trial
+from timing import environment, write
+
+#: The regimes: characters of the text, steps, and dropout.
+REGIMES = {"short": (1_000_000, 400, 0.0), "repeated": (60_000, 2000, 0.1)}
+_EPOCHS = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A training: of AdamW with a warm-up and this decay, or of `steer` over Muon with these choices."""
+
+    regime: str
+    rate: float
+    decay: float | None = None
+    norms: str = "learned"
+    heads: str = "plain"
+    embeddings: str = "plain"
+    scale: float = 1.0
+    seed: int = 0
+
+    def trial(self) -> Trial:
+        """The training of this setting."""
+        characters, steps, dropout = REGIMES[self.regime]
+        options = {"context": 64, "width": 96, "depth": 3, "heads": 4, "tied": True, "dropout": dropout}
+        task = Task(
+            f"gpt-{self.regime}",
+            Source("shakespeare", context=64, characters=characters),
+            "gpt-small",
+            tuple(options.items()),
+            Schedule(epochs=_EPOCHS, drawn=steps // _EPOCHS, batch=32, cuts=(), cosine=True),
+            test_loss=True,
+        )
+        if self.decay is not None:
+            return Trial(warmed(task), adamw(task, self.rate, self.decay), self.seed)
+        choices = {"norms": self.norms, "heads": self.heads, "embeddings": self.embeddings}
+        recipe = steered("muon", rate=self.rate, **choices)
+        return Trial(task, replace(recipe, scale=self.scale, name=f"{recipe.name}, scale={self.scale:g}"), self.seed)
+
+
+def settings() -> Iterator[Setting]:
+    """AdamW; norms, head and embeddings at the preset's ρ, also from initial weights twice as large; other ρ; seeds."""
+    for regime in REGIMES:
+        for decay in (0.1, 1.0):
+            yield Setting(regime, 0.003, decay)
+        for scale in (1.0, 2.0):
+            yield Setting(regime, 0.028, scale=scale)
+            for heads, embeddings in (("plain", "plain"), ("turn", "plain"), ("turn", "turn")):
+                yield Setting(regime, 0.028, None, "held", heads, embeddings, scale)
+        yield Setting(regime, 0.028, None, "learned", "turn", "plain")
+        yield Setting(regime, 0.028, None, "learned", "turn", "turn")
+        for rate in (0.056, 0.1):
+            yield Setting(regime, rate)
+        for seed in (1, 2):
+            yield Setting(regime, 0.003, 1.0, seed=seed)
+            for rate in (0.028, 0.056, 0.1):
+                yield Setting(regime, rate, seed=seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "steering_regimes_cpu.json")
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = json.loads(given.out.read_text())["trainings"] if given.out.exists() else []
+    known = {Setting(**{name: row[name] for name in Setting.__annotations__}) for row in rows}
+    asked = [one for one in settings() if one not in known]
+    with tempfile.TemporaryDirectory() as folder:
+        results = run_trials(
+            [one.trial() for one in asked],
+            Archive(folder),
+            data=given.data,
+            jobs=2,
+            on_done=lambda trial, result: print(f"{trial.title}: {result.best_test_loss:.3f}", flush=True),
+        )
+    rows += [
+        asdict(setting) | {"best": result.best_test_loss, "last": result.test_losses[-1], "train": result.loss[-1]}
+        for setting, result in zip(asked, results, strict=True)
+    ]
+    for row in rows:
+        print("  ".join(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    command = "OMP_NUM_THREADS=1 python benchmarks/steering_regimes.py --data DATA"
+    write(given.out, {"command": command, "environment": environment(torch.device("cpu")), "trainings": rows})
+
+
+if __name__ == "__main__":
+    main()
