@@ -106,8 +106,8 @@ class Scaled(nn.Module):
         return logits
 
 
-def steered(*args: Any, **options: Any) -> Make:
-    return lambda model: (model, steer(model, *args, **options))
+def steered(inner: str = "adamw", **options: Any) -> Make:
+    return lambda model: (model, steer(model, inner, **options))
 
 
 def adamw(lr: float) -> Make:
@@ -143,7 +143,7 @@ def muon(lr: float, others_lr: float) -> Make:
 def scaled(**options: Any) -> Make:
     def make(model: nn.Module) -> tuple[nn.Module, Optimizer]:
         model = Scaled(model)
-        return model, steer(model, **options)
+        return model, steer(model, "adamw", **options)
 
     return make
 

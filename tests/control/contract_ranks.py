@@ -329,6 +329,16 @@ def a_steered_model_is_sharded_as_it_is_on_one_process(_: Path) -> None:
         assert str(optimizer) == str(reference)
 
 
+def a_matrix_of_fewer_rows_than_ranks_is_left_to_adamw(_: Path) -> None:
+    for sharded, inner in ((False, "Muon"), (True, "AdamW")):
+        model = shard(net()) if sharded else net()
+        optimizer = steer(model, heads="turn")
+        assert f"Layca over {inner} turns" in str(optimizer)
+        go(model, optimizer, 0, split=sharded)
+    with pytest.raises(ControlError, match=r"got 4\.weight \(1 × 5 on 2 ranks\)\."):
+        steer(model, "muon", heads="turn")
+
+
 def a_distributed_checkpoint_of_a_steered_model_continues(folder: Path) -> None:
     model = shard(net())
     optimizer = steer(model, embeddings="frozen")
@@ -366,6 +376,7 @@ CLAIMS: list[Claim] = [
     a_plain_state_dict_of_shards_continues_as_if_not_interrupted,
     a_layer_that_is_not_sharded_is_not_summed_over_the_ranks,
     a_steered_model_is_sharded_as_it_is_on_one_process,
+    a_matrix_of_fewer_rows_than_ranks_is_left_to_adamw,
     a_distributed_checkpoint_of_a_steered_model_continues,
 ]
 

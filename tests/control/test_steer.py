@@ -221,8 +221,9 @@ def test_the_default_others_lr_falls_with_the_inputs_of_the_head(width: int, exp
 def test_others_lr_by_role_leaves_other_roles_as_they_are() -> None:
     found = plain_rates(steer(wide(256), others_lr={"embedding": 0.1, "head": 0.002}))
     assert found == pytest.approx({"embedding": 0.1, "head": 0.002, "other": 0.005})
-    tied = plain_rates(steer(wide(256, tied=True), others_lr={"embedding": 0.1, "head": 0.002}))
-    assert tied == pytest.approx({"tied head": 0.002, "other": 0.005})
+    for name in ("head", "tied head"):
+        tied = plain_rates(steer(wide(256, tied=True), others_lr={name: 0.002}))
+        assert tied == pytest.approx({"tied head": 0.002, "other": 0.005})
     assert list(plain_rates(steer(wide(256), others_lr=0.03)).values()) == pytest.approx([0.03] * 3)
 
 
@@ -429,13 +430,14 @@ def test_a_state_of_other_rules_is_refused_before_anything_changes() -> None:
     assert_same_state(before, snapshot(optimizer))
 
 
-def test_a_state_of_another_inner_optimizer_is_refused_before_anything_changes() -> None:
+@pytest.mark.parametrize("inner", ["SGD", "Muon"])
+def test_a_state_of_another_inner_optimizer_is_refused_before_anything_changes(inner: str) -> None:
     model = Tiny()
-    optimizer, other = steer(model, "sgd"), steer(Tiny(), "adamw")
+    optimizer, other = steer(model, inner.lower()), steer(Tiny(), "adamw")
     train(model, optimizer, [0])
     before = snapshot(optimizer)
     with pytest.raises(
-        ControlError, match=r"could not be loaded into the SGD \(.*lack 'momentum'\); nothing was changed"
+        ControlError, match=rf"could not be loaded into the {inner} \(.*lack '\w+'\); nothing was changed"
     ):
         optimizer.load_state_dict(other.state_dict())
     assert_same_state(before, snapshot(optimizer))

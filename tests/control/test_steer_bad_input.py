@@ -56,7 +56,11 @@ class Gains(nn.Module):
         (lambda: steer(net(), rate=math.nan), r"`rate` must be a finite number > 0, got nan\."),
         (lambda: steer(net(), rate="fast"), r"`rate` must be a finite number > 0, got 'fast'"),
         (lambda: steer(net(), others_lr=-1), r"`others_lr` must be a finite number > 0, got -1"),
-        (lambda: steer(net(), others_lr={"bias": 1}), r"`others_lr` must have roles among 'matrix', .*, got 'bias'\."),
+        (
+            lambda: steer(net(), others_lr={"bias": 1}),
+            r"`others_lr` must have roles .* \(here 'head', .*\), got 'bias'\.",
+        ),
+        (lambda: steer(net(), others_lr={"router": 1}), r"\(here 'head', 'matrix', 'other'\), got 'router'\."),
         (lambda: steer(net(), others_lr={"head": 0}), r"`others_lr\['head'\]` must be a finite number > 0, got 0\."),
         (lambda: steer(net(), "lion"), r"`inner` must be one of 'adamw', 'sgd', .*got 'lion'\. Try \"adamw\""),
         (lambda: steer(net(), "hyperball"), r"Hyperball goes around an optimizer: use \"adamh\" or \"muonh\""),
@@ -135,12 +139,12 @@ def test_what_is_not_a_model_is_refused() -> None:
 
 def test_muon_is_refused_on_weights_that_are_not_matrices() -> None:
     with pytest.raises(
-        ControlError, match=r"Muon orthogonalizes matrices, .*got 0\.weight \(3 dimensions\)\. .*plain="
+        ControlError, match=r"Muon orthogonalizes weights of .*got 0\.weight \(3 dimensions\)\. .*plain="
     ):
         steer(convolutional(), "muon")
     assert steer(convolutional(), "muon", plain="0.weight").layers == ("2.weight",)
     optimizer = steer(net(), "muon")
-    with pytest.raises(ControlError, match=r"Muon orthogonalizes matrices, .*\(3 dimensions\)"):
+    with pytest.raises(ControlError, match=r"Muon orthogonalizes weights of .*\(3 dimensions\)"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2, 2))]})
     assert len(optimizer.param_groups) == 3
 

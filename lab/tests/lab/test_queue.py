@@ -183,8 +183,24 @@ def test_what_follows_from_kept_results_is_listed_and_read(tmp_path):
     write(following, tmp_path / "queue.md", kept=1)
     empty = Lab(Archive(tmp_path / "none"), "full")
     assert [one.trial for one in read(tmp_path / "queue.md", empty, archive)] == [one.trial for one in following]
-    with pytest.raises(LabError, match="does not name a trial"):
-        read(tmp_path / "queue.md", empty)
+    assert read(tmp_path / "queue.md", empty) == []  # nothing follows any more
+
+
+def test_a_rate_beyond_the_edge_that_is_known_at_one_size_leaves_the_queue_whole(tmp_path):
+    """As after a box that ended before the larger sizes had their turn."""
+    study, archive = studies()["beyond/transfer"], Archive(tmp_path / "kept")
+    listed = [replace(trial, precision="bf16") for trial in study.trials(Lab(archive, "full"))]
+    for trial in listed:
+        keep(archive, trial)
+    lab = Lab(archive, "full")
+    beyond = next(one.trial for one in missing_trials(lab) if one.trial.seed == 0 and one.studies == (study.name,))
+    folder = archive.folder(beyond)
+    folder.mkdir(parents=True)
+    replace(made(beyond), test_losses=[0.1]).write(folder / "result.json", beyond.description)
+    following = [one.trial for one in missing_trials(lab) if one.studies == (study.name,)]
+    assert beyond not in following
+    assert {(one.task, one.recipe) for one in following if one.seed == 1} >= {(beyond.task, beyond.recipe)}
+    assert study.conclude(replace(lab, known=True)).verdicts[0].holds is None
 
 
 def test_what_was_kept_since_is_not_read(entries, queue, tmp_path):

@@ -173,3 +173,18 @@ def test_the_table_has_best_and_final_losses_and_where_a_grid_ends(tmp_path):
     row = next(row for row in table.rows if row[0] == "steer muon")
     assert row[3:6] == ("1.900", "1.900", "-0.100")
     assert row[-1] == 3
+
+
+def test_a_problem_is_left_out_until_its_preset_is_known_and_verdicts_wait_for_seeds(tmp_path):
+    make = with_gap(points=0.2, nats=0.005)
+
+    class Partly(Made):
+        """Has no training of the preset for the GPT, and one seed of everything else."""
+
+        def held(self, trials):
+            text = GPT.small
+            return [t for t in trials if t.seed == 0 and (t.task != text or t.recipe.name != "steer muon")]
+
+    lab = Partly(Archive(tmp_path), "small", make=make)
+    assert GPT not in [line.problem for line in no_tuning.compared(lab)]
+    assert [verdict.holds for verdict in STUDY.conclude(lab).verdicts] == [None, None, None]

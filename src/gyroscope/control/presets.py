@@ -25,8 +25,8 @@ class Preset:
         rate: ρ.
         options: options of the inner optimizer.
         project: whether operation 1 is performed; without it, this is Hyperball.
-        others_lr: the learning rate of parameters that are stepped plainly, by AdamW.
-        inputs: the most inputs of a head for which `others_lr` holds; for n more, it is `inputs`/n of that.
+        others_lr: the learning rate of parameters that are stepped plainly, by AdamW, in networks whose head has up to
+            `HEAD_INPUTS` inputs.
         norms: "learned" or "held".
     """
 
@@ -35,7 +35,6 @@ class Preset:
     options: Mapping[str, Any] = field(default_factory=dict)
     project: bool = True
     others_lr: float = 1e-2
-    inputs: int = 128
     norms: Norms = "learned"
 
 
@@ -48,8 +47,8 @@ class Preset:
 #
 # others_lr 0.01    gpt: 2.192, 2.286 at 0.003, 2.189 at 0.03, 2.212 at 0.1. digits over AdamW: 93.6 %, and 94.2 % at
 #                   0.003.
-# inputs 128        GPTs of 4 blocks after 600 steps (benchmarks/results/steering_width_cuda.json). Width 512 over AdamW:
-#                   2.476 at 0.01; 2.441 with the head alone at 1/512, 1.922 with embeddings too, 1.857 with all;
+# HEAD_INPUTS       GPTs of 4 blocks after 600 steps (benchmarks/results/steering_width_cuda.json). At width 512 over
+#                   AdamW: 2.476 at 0.01; 2.441 with the head alone at 1/512, 1.922 with embeddings too, 1.857 with all;
 #                   2.078 with all at 1.28/512, 1.808 at 0.64/512. Over Muon 1.66 to 1.69 throughout. 128 keeps 0.01 for
 #                   all networks on which it was chosen.
 # β₂ 0.95           gpt: 2.192, and at 0.999 2.204 for matrices and 2.207 for all else. β₁ = 0.9 is AdamW's own.
@@ -79,6 +78,8 @@ PRESETS: dict[str, Preset] = {
     "muonh": Preset("Muon", 0.018, project=False, norms="held"),
 }
 
+#: `others_lr` of a network whose head has n more inputs is `HEAD_INPUTS`/n of the preset's. The evidence is above.
+HEAD_INPUTS = 128
 #: Options of the AdamW that steps the other parameters; it has no weight decay. The evidence for β₂ is above.
 OTHERS: Mapping[str, Any] = {"betas": (0.9, 0.95)}
 

@@ -20,7 +20,7 @@ from gyroscope.base import markup
 from gyroscope.base.accepted import choice, flag, real
 from gyroscope.control.joint import Group, Joint, Rule, main
 from gyroscope.control.layca import Layca, check_group
-from gyroscope.control.presets import OTHERS, Norms, Preset, maker, preset
+from gyroscope.control.presets import HEAD_INPUTS, OTHERS, Norms, Preset, maker, preset
 from gyroscope.control.roster import few, names_of
 from gyroscope.control.routing import Role, Route, routes
 from gyroscope.control.steering import Law
@@ -28,6 +28,8 @@ from gyroscope.control.torch_contract import Wrapper, as_group, check_whole
 from gyroscope.errors import ControlError
 from gyroscope.layers.class_names import ancestry
 from gyroscope.layers.layer import Granularity, Layer
+from gyroscope.layers.output_layer import features
+from gyroscope.vectors.layout import is_sharded
 
 Inner = str | Callable[..., Optimizer]
 
@@ -46,7 +48,7 @@ _INSTEAD = {
 _INNER_OPTIONS = {"betas", "eps", "momentum", "nesterov", "amsgrad", "fused", "foreach", "capturable", "ns_steps"}
 
 _CONVOLUTIONS = ("conv", "conv_transpose")
-#: The roles that can have a learning rate of their own. A head that is tied to an embedding is a head.
+#: The roles that can have a learning rate of their own.
 _ROLES = [role for role in get_args(Role) if role != "tied head"]
 
 #: The fewest steps within which a layer may forget its direction, if gradients are independent.
@@ -91,19 +93,19 @@ def steer(
     η√n with η = `others_lr` and n its number of elements; from then on it turns.
 
     A step of AdamW changes each weight of the head by its learning rate, and so a logit by up to as much times the
-    number of inputs of the head. So the presets' `others_lr` is 0.01 for heads of up to 128 inputs, and 1.28/n for n.
+    number of inputs of the head. So the presets' `others_lr` is 0.01, and 1.28/n for a head of n > 128 inputs.
 
     Args:
         model: the model.
         inner: "adamw", "sgd" or "muon"; "adamh" or "muonh" (Hyperball, without operation 1); or a function that takes a
             list of parameter groups (and `inner_options`) and returns an optimizer, such as `torch.optim.NAdam`. By
-            default "sgd" if most of the layers that turn are convolutions; else "muon" if all of them are matrices of
-            two dimensions; else "adamw".
+            default "sgd" if most of the layers that turn are convolutions; else "muon" if it can step all of them; else
+            "adamw". Muon takes matrices of two dimensions, under FSDP2 with at least as many rows as ranks.
         rate: ρ = tan θ of a step. If it is a tensor on the GPU, which becomes the `lr` of every group, a CUDA graph can
             capture the steps.
         others_lr: the learning rate of all that is stepped plainly, or a dict of learning rates by role: "head",
             "embedding", "router", "other" (gains, biases and the like) and "matrix" (those of `plain`, and matrices
-            that begin at zero). Roles that are left out have that of the preset.
+            that begin at zero). Other roles keep the preset's.
         embeddings: the rule of embeddings, also of positions.
         heads: the rule of the output head, also if it is tied to an embedding.
         norms: "learned", or "held" at what they were at the first step.
@@ -111,7 +113,7 @@ def steer(
         granularity: the parts of a layer that turn, as in `gyroscope.layers`: by default each expert of a mixture.
         project: whether to perform operation 1 of Layca.
         nonfinite, reads_weights: as in `gyroscope.Layca`.
-        inner_options: options of the inner optimizer, such as `betas`; not `lr` and `weight_decay`.
+        inner_options: options of the inner optimizer, such as `betas` or `momentum`; not `lr` and `weight_decay`.
         others_options: options of the AdamW that steps the other parameters, such as `capturable`.
 
     Example:
@@ -279,7 +281,7 @@ def _suited(turning: Sequence[Route]) -> str:
     convolutions = sum(route.layer is not None and route.layer.kind in _CONVOLUTIONS for route in turning)
     if 2 * convolutions > len(turning):
         return "sgd"
-    return "muon" if all(route.parameter.dim() == 2 for route in turning) else "adamw"
+    return "adamw" if any(_not_for_muon(route.parameter) for route in turning) else "muon"
 
 
 def _checked(name: str, given: Any, fine: float) -> float:
@@ -290,23 +292,34 @@ def _checked(name: str, given: Any, fine: float) -> float:
 
 def _others_lr(given: Any, chosen: Preset, routed: Sequence[Route]) -> dict[str, float]:
     """Return the learning rate of each role, if it is stepped plainly."""
-    inputs = [route.parameter.shape[1:].numel() for route in routed if route.role in ("head", "tied head")]
-    fine = chosen.others_lr * chosen.inputs / max(chosen.inputs, *inputs, 0)
+    inputs = [_inputs(one.layer) for one in routed if one.layer is not None and "head" in one.role]
+    fine = chosen.others_lr * HEAD_INPUTS / max(HEAD_INPUTS, *inputs, 0)
     if given is not None and not isinstance(given, Mapping):
         return dict.fromkeys(_ROLES, _checked("others_lr", given, fine))
     rates = dict.fromkeys(_ROLES, fine)
+    there = {"matrix", "other", *(_plain_role(one.role) for one in routed if one.rule == "plain")}
     for role, rate in (given or {}).items():
-        if role not in _ROLES:
-            raise ControlError(f"`others_lr` must have roles among {', '.join(map(repr, _ROLES))}, got {role!r}.")
-        rates[role] = _checked(f"others_lr[{role!r}]", rate, fine)
+        if _plain_role(role) not in there:
+            known = ", ".join(map(repr, sorted(there)))
+            raise ControlError(f"`others_lr` must have roles that are stepped plainly (here {known}), got {role!r}.")
+        rates[_plain_role(role)] = _checked(f"others_lr[{role!r}]", rate, fine)
     return rates
+
+
+def _inputs(layer: Layer) -> int:
+    return layer.parameter.shape[1:].numel() if layer.kind in _CONVOLUTIONS else features(layer)
+
+
+def _plain_role(role: Any) -> Any:
+    """Return the role whose learning rate a parameter has: a head that is tied to an embedding is a head."""
+    return "head" if role == "tied head" else role
 
 
 def _checked_options(name: str, given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise ControlError(f'`{name}` must be a dict, got a {type(given).__name__}. Try {{"betas": (0.9, 0.95)}}.')
+        raise ControlError(f'`{name}` must be a dict, got a {type(given).__name__}. Try {{"eps": 1e-7}}.')
     for key in _INSTEAD.keys() & given.keys():
         raise ControlError(f"`{name}` must not have {key!r}, got {given[key]!r}. Give {_INSTEAD[key]}.")
     return dict(given)
@@ -343,7 +356,7 @@ def _groups(routed: Sequence[Route], rate: float | Tensor, relative_lr: Mapping[
     for route in routed:
         own: Group = {"params": [], "lr": rate, "rule": route.rule, "role": route.role}
         if route.rule == "plain":
-            own["relative_lr"] = relative_lr[route.role.removeprefix("tied ")]
+            own["relative_lr"] = relative_lr[_plain_role(route.role)]
         found.setdefault((route.rule, route.role), own)["params"].append((route.name, route.parameter))
     return {rule: [group for (its, _), group in found.items() if its == rule] for rule in get_args(Rule)}
 
@@ -397,15 +410,25 @@ def _with_options(make: Any, groups: list[Group], options: dict[str, Any]) -> An
 
 
 def _check_muon(make: Any, weights: Sequence[tuple[str, Tensor]]) -> None:
-    """Reject weights that Muon cannot orthogonalize: vectors, convolutions, and experts in one tensor."""
+    """Reject weights that Muon cannot orthogonalize: vectors, convolutions, experts in one tensor, too few rows."""
     if make is not torch.optim.Muon and not isinstance(make, torch.optim.Muon):
         return
-    wrong = [f"{name} ({p.dim()} dimensions)" for name, p in weights if p.dim() != 2]
+    wrong = [f"{name} ({why})" for name, p in weights if (why := _not_for_muon(p))]
     if wrong:
         raise ControlError(
-            f"Muon orthogonalizes matrices, weights of two dimensions, got {few(wrong)}. Step them plainly with "
-            'plain="NAME", or use inner="adamw", which takes any.'
+            "Muon orthogonalizes weights of two dimensions, with at least as many rows as ranks, got "
+            f'{few(wrong)}. Step them plainly with plain="NAME", or use inner="adamw", which takes any.'
         )
+
+
+def _not_for_muon(weight: Tensor) -> str:
+    """Return why Muon cannot step a weight; empty if it can."""
+    if weight.dim() != 2:
+        return f"{weight.dim()} dimensions"
+    placed: Any = weight
+    where = enumerate(placed.placements) if is_sharded(weight) else ()
+    ranks = math.prod(placed.device_mesh.size(i) for i, placement in where if placement.is_shard())
+    return f"{' × '.join(map(str, weight.shape))} on {ranks} ranks" if weight.shape[0] < ranks else ""
 
 
 def _warn_beyond(rate: float, group: Group) -> None:

@@ -451,7 +451,8 @@ def _innermost(optimizer: Optimizer, group: dict[str, Any] | None = None) -> typ
 
 
 def _is_known(optimizer: Optimizer, group: dict[str, Any] | None = None) -> bool:
-    return _innermost(optimizer, group).__module__.startswith(("torch.optim.", "gyroscope."))
+    # Muon's module is torch.optim itself.
+    return f"{_innermost(optimizer, group).__module__}.".startswith(("torch.optim.", "gyroscope."))
 
 
 def _is_group(group: Any) -> bool:

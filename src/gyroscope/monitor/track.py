@@ -492,7 +492,7 @@ class Track:
         return measured
 
     def awaiting_more(self, measured: Measured) -> Measured:
-        """Return a measurement that has arrived once all copies queued since have arrived too."""
+        """Return the measurement with an event that also covers the copies queued since."""
         self._marked = _mark(self.parameters(), timed=False)
         return replace(measured, done=self._marked)
 

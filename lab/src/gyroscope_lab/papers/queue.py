@@ -182,7 +182,8 @@ def read(path: Path, lab: Lab, kept: Archive | None = None) -> list[Entry]:
             laboratory's.
 
     Raises:
-        LabError: the file is missing, or a row does not name a trial of the studies.
+        LabError: the file is missing, or a row does not name a trial of the studies. Rows of trials that no longer
+            follow from what is kept are skipped.
     """
     again = "Run `gyroscope reproduce --queue` to write it again."
     try:
@@ -200,6 +201,8 @@ def read(path: Path, lab: Lab, kept: Archive | None = None) -> list[Entry]:
         if not line.startswith("|") or first == _COLUMNS[0] or not first.strip("-:"):  # a heading, and the line below
             continue
         row = _ROW.match(line)
+        if row is not None and row[1] not in by_digits and _may_follow(line):
+            continue
         if row is None or row[1] not in by_digits:
             raise LabError(f"Line {number} of {path} does not name a trial of the studies: {line[:60]!r}. {again}")
         found.setdefault(row[1], replace(by_digits[row[1]], group=group))
@@ -225,15 +228,22 @@ def _catalog() -> dict[str, _Listed]:
 
 
 def _following(archive: Archive) -> dict[str, _Listed]:
-    """The trials by key that are not in the catalog, and follow from the results in an archive."""
-    catalog, found = _catalog(), dict[str, _Listed]()
+    """The trials by key that follow from the results in an archive, and are not in the catalog."""
+    catalog, served = _catalog(), dict[Trial, list[str]]()
     for name, study in studies().items():
         if study.follow is not None:
             asked: list[Trial] = []
             study.follow(Lab(archive, "full", known=True, on_asked=asked.extend))
-            more = {one.key: one for one in map(_kept_as, asked) if one.key not in catalog}
-            found |= {key: _Listed(_entry(trial, [name]), required=True) for key, trial in more.items()}
-    return found
+            for trial in dict.fromkeys(map(_kept_as, asked)):
+                if trial.key not in catalog:
+                    served.setdefault(trial, []).append(name)
+    return {trial.key: _Listed(_entry(trial, names), required=True) for trial, names in served.items()}
+
+
+def _may_follow(row: str) -> bool:
+    """Return whether a row of the queue is of a study whose trials may follow from results."""
+    names = row.rstrip().removesuffix("|").rpartition("|")[2].split(",")
+    return any((study := studies().get(name.strip())) and study.follow for name in names)
 
 
 @lru_cache(maxsize=1)

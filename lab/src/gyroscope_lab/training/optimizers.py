@@ -51,10 +51,14 @@ def steered(recipe: Recipe, model: nn.Module) -> Optimizer:
     >>> recipe.make(net).layers
     ('0.weight',)
     """
+    return steer(model, rate=recipe.rate, **_options(recipe))
+
+
+def _options(recipe: Recipe) -> dict[str, Any]:
     options: dict[str, Any] = dict(recipe.options)
     if isinstance(options.get("others_lr"), tuple):
         options["others_lr"] = dict(options["others_lr"])
-    return steer(model, rate=recipe.rate, **options)
+    return options
 
 
 def muon(recipe: Recipe, model: nn.Module) -> Optimizer:
@@ -65,10 +69,15 @@ def muon(recipe: Recipe, model: nn.Module) -> Optimizer:
     >>> [group["rule"] for group in Recipe("Muon", rate=0.02, optimizer="muon").make(net).param_groups]
     ['turn', 'plain', 'plain']
     """
-    options: dict[str, Any] = {"weight_decay": recipe.weight_decay, **dict(recipe.options)}
+    options = {"weight_decay": recipe.weight_decay, **_options(recipe)}
     groups: list[dict[str, Any]] = [
-        {name: group[name] for name in ("params", "lr", "rule", "relative_lr") if name in group}
-        for group in steer(model, "muon", rate=recipe.rate, others_lr=options.pop("others_lr", None)).param_groups
+        {
+            "params": group["params"],
+            "lr": recipe.rate,
+            "rule": group["rule"],
+            "relative_lr": group["lr"] * group.get("relative_lr", 1.0) / recipe.rate,
+        }
+        for group in steer(model, "muon", others_lr=options.pop("others_lr", None)).param_groups
     ]
     inner = torch.optim.Muon([group for group in groups if group["rule"] == "turn"], **options)
     plain = [group for group in groups if group["rule"] == "plain"]

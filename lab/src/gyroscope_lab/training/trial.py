@@ -122,8 +122,8 @@ class Trial:
     def capturable(self) -> bool:
         """True if a CUDA graph can capture its gradients, and its steps too if `recipe.capturable`.
 
-        Those of an LSTM with dropout it cannot: cuDNN has one random state per device, and trainings side by side would
-        draw from it at the same time.
+        It cannot capture those of an LSTM with dropout: cuDNN has one random state per device, and trainings side by
+        side would draw from it at the same time.
         """
         return self.task.model != "lstm-small" or not dict(self.task.options).get("dropout")
 

@@ -1,8 +1,8 @@
 """Fixed presets of steering against tuned optimizers, and against others that claim to need no tuning.
 
-The presets were fixed on digits-CNN and on a character GPT. Where most layers are convolutions `steer` takes the preset
-of SGD, else that of Muon, because these were better there. AdamW's preset is shown for all. Nothing is tuned for the
-other problems.
+The presets were fixed on digits-CNN and on a character GPT. For these problems `steer` takes SGD's preset (networks of
+convolutions) or Muon's (all others), because these were better there. AdamW's is shown for all. Nothing is tuned for
+the other problems.
 
 SGD with momentum and AdamW are tuned on a grid of three rates and three decays, at seed 0, by the same test score that
 is reported, which flatters them. While the best rate or decay lies at the edge of what was tried, the next one beyond
@@ -227,15 +227,20 @@ class Line:
 
 
 def compared(lab: Lab) -> list[Line]:
-    """Train what has no result, and return the problems; one is left out until its methods and grids are known."""
+    """Return what is known of each problem, and train what is missing.
+
+    With a `known` laboratory, a problem is left out until its grids and the preset that `steer` takes have results.
+    """
     lines = []
     for problem in problems(lab):
         task = problem.at(lab)
         untuned = cells(lab, [Trial(*pair, seed) for pair in fixed(lab, problem) for seed in seeds(lab)])
         tuned = {grid.name: tune(lab, warmed(task), grid) for grid in grids(lab, problem)}
-        if untuned and all(tuned.values()):
-            known = {name: one for name, one in tuned.items() if one is not None}
-            lines.append(Line(problem, task, known, {cell.recipe.name: cell for cell in untuned}))
+        names = {cell.recipe.name: cell for cell in untuned}
+        known = {name: one for name, one in tuned.items() if one is not None}
+        line = Line(problem, task, known, names)
+        if line.default in names and len(known) == len(tuned):
+            lines.append(line)
     return lines
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite, log2
+from math import inf, isfinite, log2, nan
 from typing import TYPE_CHECKING, Any
 
 from gyroscope_lab.engine.laboratory import Lab
@@ -175,8 +175,11 @@ class Curve:
         return log2(self.best / smallest.best)
 
     def lost(self, rate: float) -> float:
-        """What is lost with another rate than the best, in nats, as means over seeds."""
-        return score(self.cells[rate]) - score(self.cells[self.best])
+        """What is lost with another rate than the best, in nats: the mean over the seeds that both have, or NaN."""
+        if rate not in self.cells:
+            return nan
+        pairs = zip(self.cells[rate].results, self.cells[self.best].results, strict=False)
+        return mean([other.best_test_loss - best.best_test_loss for other, best in pairs])
 
 
 def one_rate(its: Sequence[Curve]) -> float:
@@ -196,8 +199,10 @@ def _seeded(lab: Lab, its: Sequence[Curve]) -> list[Curve]:
     found = []
     for curve in its:
         reported = sorted({curve.best, its[0].best, one_rate(its)})
-        more = cells(lab, _trials(lab, curve.kind, curve.size, reported, seeds(lab)))
-        found.append(replace(curve, cells={**curve.cells, **dict(zip(reported, more, strict=True))}))
+        asked = _trials(lab, curve.kind, curve.size, reported, seeds(lab))
+        known = {cell.recipe: cell for cell in cells(lab, asked)}
+        rates = {trial.recipe: rate for trial, rate in zip(asked[:: len(seeds(lab))], reported, strict=True)}
+        found.append(replace(curve, cells={**curve.cells, **{rates[one]: cell for one, cell in known.items()}}))
     return found
 
 
@@ -266,15 +271,14 @@ def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]
     if "AdamW" not in lost or not lost["AdamW"]:
         return []
     whole = shared == set(sized(lab)) and len(by_kind) == len(kinds(lab))
-    one = {kind: one_rate(its) for kind, its in by_kind.items()}
-    least = {kind: max(curve.lost(one[kind]) for curve in its) for kind, its in by_kind.items()}
+    shared_rate = {kind: one_rate(its) for kind, its in by_kind.items()}
+    least = {kind: max(curve.lost(shared_rate[kind]) for curve in its) for kind, its in by_kind.items()}
     found = []
     for kind in lost:
         if kind == "AdamW":
             continue
         worst, mine, theirs = max(lost[kind]), mean(lost[kind]), mean(lost["AdamW"])
-        its = [curve.cells[rate] for its in by_kind.values() for curve in its for rate in (curve.best, its[0].best)]
-        known = whole and decided(lab, its) and all(map(isfinite, lost[kind]))
+        known = whole and all(_is_seeded(lab, by_kind[one], shared_rate[one]) for one in (kind, "AdamW"))
         found += [
             Verdict(
                 f"{kind}: the rate of the smallest network serves all sizes and lengths",
@@ -291,12 +295,20 @@ def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]
             Verdict(
                 f"{kind}: one rate for all sizes loses less than AdamW's one learning rate, where each loses most",
                 "less (our aim)",
-                f"{least[kind]:.3f} nats with ρ = {one[kind]:.3g}; AdamW {least['AdamW']:.3f} "
-                f"with η = {one['AdamW']:.3g}",
+                f"{least[kind]:.3f} nats with ρ = {shared_rate[kind]:.3g}; AdamW {least['AdamW']:.3f} "
+                f"with η = {shared_rate['AdamW']:.3g}",
                 least[kind] < least["AdamW"] if known else None,
             ),
         ]
     return found
+
+
+def _is_seeded(lab: Lab, its: Sequence[Curve], shared: float) -> bool:
+    """Return whether all seeds of the rates that verdicts compare are known, and none of them diverged."""
+    rates = [(curve, rate) for curve in its for rate in (curve.best, its[0].best, shared)]
+    if not all(rate in curve.cells and isfinite(curve.lost(rate)) for curve, rate in rates):
+        return False
+    return decided(lab, [curve.cells[rate] for curve, rate in rates])
 
 
 def _draw(by_kind: Mapping[str, Sequence[Curve]], sizes: Sequence[str]) -> Figure:
