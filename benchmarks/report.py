@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -472,6 +473,28 @@ def steering_width() -> list[str]:
     return rows
 
 
+def steering_regimes() -> list[str]:
+    """Best and last test losses of few steps, and of many epochs, by what was chosen; means where there are seeds."""
+    result = load("steering_regimes_cpu")
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for one in result["trainings"]:
+        if one["decay"] is not None:
+            said = f"AdamW {one['rate']:g}, decay {one['decay']:g}, warm-up"
+        else:
+            tables = {"plain, plain": "", "turn, plain": ", head turns", "turn, turn": ", head and embeddings turn"}
+            said = f"ρ = {one['rate']:g}, norms {one['norms']}" + tables[f"{one['heads']}, {one['embeddings']}"]
+            said += ", initial weights doubled" * (one["scale"] == 2)
+        found.setdefault((said, one["regime"]), []).append((one["best"], one["last"]))
+    e = result["environment"]
+    rows = [f"{e['cpu']}; torch {e['torch']}. `{result['command']}`", "", "| | 400 steps | 76 epochs: best | last | seeds |"]
+    rows.append("|---" * 5 + "|")
+    for said in dict.fromkeys(said for said, _ in found):
+        short, repeated = found[said, "short"], found[said, "repeated"]
+        numbers = [statistics.mean(values) for values in ([s for s, _ in short], *zip(*repeated, strict=True))]
+        rows.append(f"| {said} | {' | '.join(f'{value:.3f}' for value in numbers)} | {len(repeated)} |")
+    return rows
+
+
 def reporting() -> list[str]:
     """Seconds, memory and bytes of reports."""
     result = load("page_report_cpu")
@@ -519,7 +542,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "very deep": very_deep(),
             "preconditioners": preconditioners(),
         },
-        "control.md": {"steering width": steering_width()},
+        "control.md": {"steering width": steering_width(), "steering regimes": steering_regimes()},
         "report.md": {"report": reporting()},
         "results.md": {
             **claims.tables(),
