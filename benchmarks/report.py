@@ -486,8 +486,10 @@ def steering_regimes() -> list[str]:
             said += ", initial weights doubled" * (one["scale"] == 2)
         found.setdefault((said, one["regime"]), []).append((one["best"], one["last"]))
     e = result["environment"]
-    rows = [f"{e['cpu']}; torch {e['torch']}. `{result['command']}`", "", "| | 400 steps | 76 epochs: best | last | seeds |"]
-    rows.append("|---" * 5 + "|")
+    rows = [
+        f"{e['cpu']}; torch {e['torch']}. `{result['command']}`", "",
+        "| | 400 steps | 76 epochs: best | last | seeds |", "|---" * 5 + "|",
+    ]  # fmt: skip
     for said in dict.fromkeys(said for said, _ in found):
         short, repeated = found[said, "short"], found[said, "repeated"]
         numbers = [statistics.mean(values) for values in ([s for s, _ in short], *zip(*repeated, strict=True))]
