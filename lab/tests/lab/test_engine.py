@@ -16,6 +16,7 @@ from gyroscope_lab.engine.engine import run_in_workers, run_trials
 from gyroscope_lab.engine.population import run_population
 from gyroscope_lab.engine.run_one import Note
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.beyond.problems import LSTM
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.tasks import task
@@ -188,7 +189,7 @@ def test_captured_steps_are_refused_where_they_cannot_be_before_anything_is_writ
     with pytest.raises(LabError, match="Steps are captured on CUDA devices, got a training on cpu"):
         Captured(TRIALS[0], SPLIT, folder=tmp_path / "run", device="cpu")
     with pytest.raises(LabError, match=r".*cannot be captured\. Train it step by step"):
-        Captured(Trial(QUICK, Recipe("", 0.1, optimizer="adagrad")), SPLIT, folder=tmp_path / "run", device="cuda")
+        Captured(Trial(LSTM.full, Recipe("", 0.1)), SPLIT, folder=tmp_path / "run", device="cuda")
     assert not (tmp_path / "run").exists()
 
 

@@ -99,10 +99,10 @@ def test_the_table_has_the_numbers_of_the_archive(lab):
 def test_while_rates_are_missing_the_paper_is_undecided(tmp_path):
     whole = full_scale(tmp_path / "made", tests=BY_RATE)
     first = STUDY.trials(whole)[0]
-    folder = Archive(tmp_path / "kept").folder(whole.trial(first))
-    folder.mkdir(parents=True)
-    whole.make(first).write(folder / "result.json", whole.trial(first).description)
     known = Lab(Archive(tmp_path / "kept"), "full", known=True)
+    folder = known.archive.folder(known.trial(first))
+    folder.mkdir(parents=True)
+    whole.make(first).write(folder / "result.json", known.trial(first).description)
     report = STUDY.run(known)
     assert [verdict.holds for verdict in report.verdicts] == [None] * 3
     assert len(STUDY.not_trained(known)) == 4
