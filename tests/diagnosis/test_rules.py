@@ -395,6 +395,16 @@ def test_a_block_that_dwarfs_what_passes_by_it():
     assert (found.kind, found.layers) == ("large_branch", (NAMES[2],))
 
 
+def test_gradients_that_fall_from_block_to_block_are_reported_if_they_do_so_at_the_start():
+    def smaller(norms):
+        norms[:, 3:] /= 10
+        return norms
+
+    course = spoiled(gradient_norm=smaller)
+    assert [one.kind for one in alarms(course)] == ["large_branch"]
+    assert alarms(replace(course, steps=101 * course.steps)) == []
+
+
 def test_a_loss_at_chance():
     course = replace(healthy(), loss=np.full(STEPS, log(10)) + 0.02 * np.sin(np.arange(STEPS)))
     assert (first(course).kind, first(course).severity) == ("at_chance", "serious")

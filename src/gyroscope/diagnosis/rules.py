@@ -51,6 +51,7 @@ class Limits:
         bounded: share of the hidden layers that get nothing but numbers between 0 and 1.
         branch: factor by which inputs grow, or relative gradients fall, from one block to the next in all layers alike.
         evenly: and the factor that no other two blocks may differ by.
+        begins: steps within which relative gradients show that. Blocks of healthy transformers come to differ as much.
         input_rms: root mean square of what enters the first layer; standardized inputs have 1.
         same_batch: relative difference below which two batches are the same.
         halved: steps after which weight decay alone halves the weights. SGD at η = 0.1, λ = 5e-4
@@ -85,6 +86,7 @@ class Limits:
     bounded: float = 0.2
     branch: float = 4.0
     evenly: float = 2.5
+    begins: int = 100
     input_rms: float = 20.0
     same_batch: float = 1e-6
     halved: float = 100.0
@@ -811,8 +813,9 @@ def large_branch(course: Course) -> Finding | None:
         return None
     known = np.isfinite(course["input_rms"]).any(1)
     inputs = course["input_rms"][int(known.argmax())]
+    early = np.flatnonzero((course.steps > 0) & (course.steps <= LIMITS.begins))[:20]
     with np.errstate(all="ignore"):
-        relative = _quiet(np.nanmedian, (course["gradient_norm"] / course["weight_norm"])[1:21], axis=0)
+        relative = _quiet(np.nanmedian, (course["gradient_norm"] / course["weight_norm"])[early], axis=0)
     growth = _between(blocks, inputs, falls=False)
     fall = _between(blocks, relative, falls=True)
     for what, ratios in (
