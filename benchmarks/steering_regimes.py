@@ -1,10 +1,12 @@
 """What decides how well `gyroscope.steer` does when steps are few, and when the text is repeated many times.
 
     OMP_NUM_THREADS=1 python benchmarks/steering_regimes.py --data DATA
+    python benchmarks/steering_regimes.py --data DATA --device cuda
 
 DATA has tinyshakespeare. Trains a character GPT (3 blocks of width 96, 32 × 64 characters per step) over Muon for 400
 steps on the whole text, and for 2,000 steps, 76 epochs, on the first 60,000 characters: an hour on two cores of a CPU.
-Prints and writes the best and the last test loss. Settings that the output file has already are not trained again.
+On a GPU, the larger one of beyond/no-tuning. Prints and writes the best and the last test loss. Settings that the
+output file has already are not trained again.
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ import torch
 
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine import run_trials
-from gyroscope_lab.papers.beyond.problems import adamw, steered, warmed
+from gyroscope_lab.papers.beyond.problems import GPT, adamw, steered, warmed
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.schedule import Schedule
-from gyroscope_lab.training.task import Task
+from gyroscope_lab.training.task import Precision, Task
 from gyroscope_lab.training.trial import Trial
 from timing import environment, write
 
-#: The regimes: characters of the text, steps, and dropout.
+#: The regimes of the small network: characters of the text, steps, and dropout.
 REGIMES = {"short": (1_000_000, 400, 0.0), "repeated": (60_000, 2000, 0.1)}
+LARGE = "large"
 _EPOCHS = 8
 
 
@@ -48,26 +51,32 @@ class Setting:
 
     def trial(self) -> Trial:
         """The training of this setting."""
-        characters, steps, dropout = REGIMES[self.regime]
-        options = {"context": 64, "width": 96, "depth": 3, "heads": 4, "tied": True, "dropout": dropout}
-        task = Task(
-            f"gpt-{self.regime}",
-            Source("shakespeare", context=64, characters=characters),
-            "gpt-small",
-            tuple(options.items()),
-            Schedule(epochs=_EPOCHS, drawn=steps // _EPOCHS, batch=32, cuts=(), cosine=True),
-            test_loss=True,
-        )
+        task = GPT.full if self.regime == LARGE else _small(self.regime)
+        precision: Precision = "bf16" if self.regime == LARGE else "float32"
         if self.decay is not None:
-            return Trial(warmed(task), adamw(task, self.rate, self.decay), self.seed)
+            return Trial(warmed(task), adamw(task, self.rate, self.decay), self.seed, precision)
         choices = {"norms": self.norms, "heads": self.heads, "embeddings": self.embeddings}
         recipe = steered("muon", rate=self.rate, **choices)
-        return Trial(task, replace(recipe, scale=self.scale, name=f"{recipe.name}, scale={self.scale:g}"), self.seed)
+        recipe = replace(recipe, scale=self.scale, name=f"{recipe.name}, scale={self.scale:g}")
+        return Trial(task, recipe, self.seed, precision)
 
 
-def settings() -> Iterator[Setting]:
+def _small(regime: str) -> Task:
+    characters, steps, dropout = REGIMES[regime]
+    options = {"context": 64, "width": 96, "depth": 3, "heads": 4, "tied": True, "dropout": dropout}
+    return Task(
+        f"gpt-{regime}",
+        Source("shakespeare", context=64, characters=characters),
+        "gpt-small",
+        tuple(options.items()),
+        Schedule(epochs=_EPOCHS, drawn=steps // _EPOCHS, batch=32, cuts=(), cosine=True),
+        test_loss=True,
+    )
+
+
+def settings(device: str) -> Iterator[Setting]:
     """AdamW; norms, head and embeddings at the preset's ρ, also from initial weights twice as large; other ρ; seeds."""
-    for regime in REGIMES:
+    for regime in REGIMES if device == "cpu" else [LARGE]:
         for decay in (0.1, 1.0):
             yield Setting(regime, 0.003, decay)
         for scale in (1.0, 2.0):
@@ -76,9 +85,9 @@ def settings() -> Iterator[Setting]:
                 yield Setting(regime, 0.028, None, "held", heads, embeddings, scale)
         yield Setting(regime, 0.028, None, "learned", "turn", "plain")
         yield Setting(regime, 0.028, None, "learned", "turn", "turn")
-        for rate in (0.056, 0.1):
+        for rate in (0.056, 0.1) if device == "cpu" else (0.02, 0.04, 0.056, 0.08):
             yield Setting(regime, rate)
-        for seed in (1, 2):
+        for seed in (1, 2) if device == "cpu" else ():
             yield Setting(regime, 0.003, 1.0, seed=seed)
             for rate in (0.028, 0.056, 0.1):
                 yield Setting(regime, rate, seed=seed)
@@ -87,17 +96,19 @@ def settings() -> Iterator[Setting]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "steering_regimes_cpu.json")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/steering_regimes_DEVICE.json")
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = json.loads(given.out.read_text())["trainings"] if given.out.exists() else []
+    out = given.out or Path(__file__).parent / "results" / f"steering_regimes_{given.device}.json"
+    rows: list[dict[str, Any]] = json.loads(out.read_text())["trainings"] if out.exists() else []
     known = {Setting(**{name: row[name] for name in Setting.__annotations__}) for row in rows}
-    asked = [one for one in settings() if one not in known]
+    asked = [one for one in settings(given.device) if one not in known]
     with tempfile.TemporaryDirectory() as folder:
         results = run_trials(
             [one.trial() for one in asked],
             Archive(folder),
             data=given.data,
-            jobs=2,
+            jobs=2 if given.device == "cpu" else 10,
             on_done=lambda trial, result: print(f"{trial.title}: {result.best_test_loss:.3f}", flush=True),
         )
     rows += [
@@ -106,8 +117,10 @@ def main() -> None:
     ]
     for row in rows:
         print("  ".join(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    command = "OMP_NUM_THREADS=1 python benchmarks/steering_regimes.py --data DATA"
-    write(given.out, {"command": command, "environment": environment(torch.device("cpu")), "trainings": rows})
+    command = "python benchmarks/steering_regimes.py --data DATA --device cuda"
+    if given.device == "cpu":
+        command = "OMP_NUM_THREADS=1 python benchmarks/steering_regimes.py --data DATA"
+    write(out, {"command": command, "environment": environment(torch.device(given.device)), "trainings": rows})
 
 
 if __name__ == "__main__":
