@@ -107,6 +107,17 @@ def test_the_page_follows_a_training(page, ask, folder):
         assert shows(page, "block1.weight", 8) == run.series("rotation")[8, 1]
 
 
+def test_a_link_that_is_pressed_while_the_list_changes_is_followed(page, ask, folder):
+    training = Training(folder / "first").proceed(3)
+    page.goto(ask.server.address)
+    page.get_by_role("link", name="first", exact=True).hover()
+    page.mouse.down()
+    training.proceed(2)
+    page.wait_for_timeout(1500)  # the list reads the new steps meanwhile
+    page.mouse.up()
+    assert shows(page, "block1.weight", 4) == pytest.approx(4 / 1000)
+
+
 def test_new_runs_appear_in_the_list_and_deleted_ones_leave_it(page, ask, folder):
     page.goto(ask.server.address)
     Training(folder / "late").proceed().end()

@@ -98,7 +98,9 @@ const app = {
 let remembering = null;
 function remember() {
 	clearTimeout(remembering);
+	const before = location.hash;
 	remembering = setTimeout(() => {
+		if (location.hash !== before) return; // a link was followed, and its view is not open yet
 		try {
 			history.replaceState(null, "", `#${toHash(app.state)}`);
 		} catch { /* a frame without an address of its own */ }
@@ -199,6 +201,14 @@ function wordsOf(error, otherwise = "The data are not what the page expects.") {
 	return otherwise;
 }
 
+// Wait until no button is pressed: a link that is replaced between press and release is not followed.
+let pressed = false;
+for (const [kind, down] of [["pointerdown", true], ["pointerup", false], ["pointercancel", false], ["dragend", false]]) addEventListener(kind, () => { pressed = down; }, true);
+async function released() {
+	// The click comes after the release, and a release outside of the window is not reported.
+	for (let i = 0; !i || (pressed && i < 250); i++) await new Promise((go) => setTimeout(go, 20));
+}
+
 // What the server reports: changed runs are read again, one after the other, and at most about twice per second.
 function createFollower(readRuns) {
 	let [waiting, busy] = [null, false];
@@ -209,6 +219,7 @@ function createFollower(readRuns) {
 		waiting = null;
 		try {
 			await readRuns();
+			await released();
 			const { run } = app.state;
 			if (run != null && !app.runs.some((one) => one.id === run)) app.say("This run was deleted or moved. Shown is what was read last.");
 			else if (run == null || all || runs.has(run)) await app.view.changed(runs);
