@@ -8,7 +8,7 @@ from gyroscope.control import presets
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.beyond import no_tuning
 from gyroscope_lab.papers.beyond.no_tuning import MOVES, STUDIES, fixed, grids, trials, tune
-from gyroscope_lab.papers.beyond.problems import GPT, PROBLEMS, RATES, problems, warmed
+from gyroscope_lab.papers.beyond.problems import GPT, PROBLEMS, problems, warmed
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from lab.made_lab import MadeLab, raw
@@ -52,8 +52,9 @@ def test_presets_are_those_of_the_library_and_are_the_same_on_every_problem(tmp_
     lab = Lab(Archive(tmp_path), "full")
     for problem in problems(lab):
         ours = [recipe for _, recipe in fixed(lab, problem) if recipe.optimizer == "steer"]
+        names = ("sgd", "adamw") if problem.convolutional else ("adamw", "muon")
         assert {dict(one.options)["inner"]: one.rate for one in ours} == {
-            name: presets.PRESETS[name].rate for name in RATES if name != "muon" or not problem.convolutional
+            name: presets.PRESETS[name].rate for name in names
         }
         assert all(len(one.options) == 1 for one in ours)
 

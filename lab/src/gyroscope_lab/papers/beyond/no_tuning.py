@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.beyond.problems import (
-    RATES,
     WARMUP,
     Problem,
     adamw,
     decided,
     deviation,
     mean,
+    presets,
     problems,
     raw,
     score,
@@ -101,10 +101,9 @@ def fixed(lab: Lab, problem: Problem) -> list[tuple[Task, Recipe]]:
         optimizer="schedule-free",
         options=(("warmup_steps", round(WARMUP * steps)),),
     )
-    presets = [steered(inner) for inner in RATES if inner != "muon" or not problem.convolutional]
     others = [] if problem.convolutional else [(warmed(task), _MUON)]
     return [
-        *((task, preset) for preset in presets),
+        *((task, steered(inner)) for inner in presets(lab, problem)),
         (warmed(task), _NADAMW),
         (task, free),
         (task, _PRODIGY),
@@ -123,7 +122,7 @@ def trials(lab: Lab) -> list[Trial]:
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> len(trials(Lab(Archive("runs"), "full")))
-    249
+    240
     """
     found = []
     for problem in problems(lab):

@@ -138,6 +138,20 @@ def problems(lab: Lab) -> list[Problem]:
     return list({one.at(lab): one for one in reversed(PROBLEMS)}.values())[::-1]
 
 
+def presets(lab: Lab, problem: Problem) -> list[str]:
+    """Return the presets of steering that are trained, by name.
+
+    There is no Muon for convolutions. At full scale SGD's is left out where there are none: `steer` does not take it
+    there, and at the small scale it was far behind.
+
+    >>> from gyroscope_lab.training.archive import Archive
+    >>> [presets(Lab(Archive("runs"), scale), GPT) for scale in ("small", "full")]
+    [['sgd', 'adamw', 'muon'], ['adamw', 'muon']]
+    """
+    left_out = {"muon"} if problem.convolutional else {"sgd"} if lab.scale == "full" else set()
+    return [name for name in RATES if name not in left_out]
+
+
 def seeds(lab: Lab) -> range:
     """Return the seeds of a cell that a verdict rests on: three, in a smoke test one."""
     return range(1 if lab.scale == "smoke" else 3)

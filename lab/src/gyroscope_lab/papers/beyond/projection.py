@@ -2,7 +2,7 @@
 
 Layca removes from a step its component along the weights (operation 1) before it sets the length of the rest. Without
 it, a step of the same length is taken as it is and the norm restored: Hyperball. Published results disagree on which
-of the two is better. The study trains every preset of steering both ways, with the same rate and all else equal.
+of the two is better. The study trains presets of steering both ways, with the same rate and all else equal.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gyroscope_lab.papers.beyond.problems import (
     DIGITS_CNN,
     GPT,
     LSTM,
-    RATES,
     VIT,
     Gain,
     Problem,
     decided,
+    presets,
     raw,
     score,
     seeds,
@@ -58,16 +58,12 @@ class Pair(Gain):
         return not one and abs(self.value) > max(tolerance(self.changed.task), 2 * self.noise)
 
 
-def _presets(problem: Problem) -> list[str]:
-    return [inner for inner in RATES if inner != "muon" or not problem.convolutional]
-
-
 def trials(lab: Lab) -> list[Trial]:
     """Return every preset with operation 1 and without, with norms learned and held, from all seeds."""
     return [
         Trial(problem.at(lab), steered(inner, **options), seed)
         for problem in PROBLEMS
-        for inner in _presets(problem)
+        for inner in presets(lab, problem)
         for norms in NORMS
         for options in _both(norms)
         for seed in seeds(lab)
@@ -86,7 +82,7 @@ def conclude(lab: Lab) -> Report:
     pairs = []
     for problem in PROBLEMS:
         task = problem.at(lab)
-        for inner in _presets(problem):
+        for inner in presets(lab, problem):
             for norms in NORMS:
                 on, off = (found.get((task, steered(inner, **options))) for options in _both(norms))
                 if on is not None and off is not None:
