@@ -71,6 +71,7 @@ def test_a_population_gives_what_each_trial_gives_alone_step_by_step(tmp_path, e
     trials = TRIALS if compiled else TRIALS[::2]
     archive, results = population(trials, tmp_path, at_once=5, compiled=compiled)
     for trial, result in zip(trials, results, strict=True):
+        print(trial.title)  # shown where the comparison fails
         close(result, train(trial, SPLIT, device="cuda", rates=archive.rates(trial)))
     close(results[0], train(trials[0], SPLIT, device="cpu"))
 
