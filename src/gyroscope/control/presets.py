@@ -78,7 +78,7 @@ PRESETS: dict[str, Preset] = {
     "muonh": Preset("Muon", 0.018, project=False, norms="held"),
 }
 
-#: `others_lr` of a network whose head has n more inputs is `HEAD_INPUTS`/n of the preset's. The evidence is above.
+#: For a head of n inputs, more than this, `others_lr` is the preset's times `HEAD_INPUTS`/n. The evidence is above.
 HEAD_INPUTS = 128
 #: Options of the AdamW that steps the other parameters; it has no weight decay. The evidence for β₂ is above.
 OTHERS: Mapping[str, Any] = {"betas": (0.9, 0.95)}

@@ -196,13 +196,12 @@ def curves(lab: Lab) -> dict[str, list[Curve]]:
 
 def _seeded(lab: Lab, its: Sequence[Curve]) -> list[Curve]:
     """The same curves, with all seeds at the rates that are reported."""
-    found = []
+    shared, found = one_rate(its), []
     for curve in its:
-        reported = sorted({curve.best, its[0].best, one_rate(its)})
-        asked = _trials(lab, curve.kind, curve.size, reported, seeds(lab))
-        known = {cell.recipe: cell for cell in cells(lab, asked)}
-        rates = {trial.recipe: rate for trial, rate in zip(asked[:: len(seeds(lab))], reported, strict=True)}
-        found.append(replace(curve, cells={**curve.cells, **{rates[one]: cell for one, cell in known.items()}}))
+        reported = sorted({curve.best, its[0].best, shared})
+        known = cells(lab, _trials(lab, curve.kind, curve.size, reported, seeds(lab)))
+        rates = {recipe(cell.task, curve.kind, rate): rate for cell in known for rate in reported}
+        found.append(replace(curve, cells={**curve.cells, **{rates[cell.recipe]: cell for cell in known}}))
     return found
 
 
