@@ -192,7 +192,7 @@ FEW = {
     "AdamW 0.003": adamw(3e-3),
     "steer adamw": steered(),
     "steer adamw, norms held": steered(norms="held"),
-    "steer muon": steered("muon"),
+    **{f"steer muon, rate {rate:g}": steered("muon", rate=rate) for rate in (0.028, 0.056)},
 }
 LONGER = {
     "AdamW 0.001": adamw(1e-3),

@@ -25,6 +25,7 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine import run_trials
 from gyroscope_lab.papers.beyond.problems import GPT, adamw, steered, warmed
 from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Precision, Task
 from gyroscope_lab.training.trial import Trial
@@ -38,7 +39,7 @@ _EPOCHS = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """A training: of AdamW with a warm-up and this decay, or of `steer` over Muon with these choices."""
+    """A training: of AdamW with a warm-up and this decay, or of `steer` with these choices."""
 
     regime: str
     rate: float
@@ -48,6 +49,7 @@ class Setting:
     embeddings: str = "plain"
     scale: float = 1.0
     seed: int = 0
+    inner: str = "muon"
 
     def trial(self) -> Trial:
         """The training of this setting."""
@@ -56,7 +58,7 @@ class Setting:
         if self.decay is not None:
             return Trial(warmed(task), adamw(task, self.rate, self.decay), self.seed, precision)
         choices = {"norms": self.norms, "heads": self.heads, "embeddings": self.embeddings}
-        recipe = steered("muon", rate=self.rate, **choices)
+        recipe = steered(self.inner, rate=self.rate, **choices)
         recipe = replace(recipe, scale=self.scale, name=f"{recipe.name}, scale={self.scale:g}")
         return Trial(task, recipe, self.seed, precision)
 
@@ -75,8 +77,11 @@ def _small(regime: str) -> Task:
 
 
 def settings(device: str) -> Iterator[Setting]:
-    """AdamW; norms, head and embeddings at the preset's ρ, also from initial weights twice as large; other ρ; seeds."""
-    for regime in REGIMES if device == "cpu" else [LARGE]:
+    """The settings of the small network on a CPU, of the larger one on a GPU."""
+    if device == "cuda":
+        yield from _large()
+        return
+    for regime in REGIMES:
         for decay in (0.1, 1.0):
             yield Setting(regime, 0.003, decay)
         for scale in (1.0, 2.0):
@@ -85,12 +90,33 @@ def settings(device: str) -> Iterator[Setting]:
                 yield Setting(regime, 0.028, None, "held", heads, embeddings, scale)
         yield Setting(regime, 0.028, None, "learned", "turn", "plain")
         yield Setting(regime, 0.028, None, "learned", "turn", "turn")
-        for rate in (0.056, 0.1) if device == "cpu" else (0.02, 0.04, 0.056, 0.08):
+        for rate in (0.056, 0.1):
             yield Setting(regime, rate)
-        for seed in (1, 2) if device == "cpu" else ():
+        yield Setting(regime, 0.056, None, "learned", "turn", "plain")
+        yield Setting(regime, 0.056, None, "held")
+        yield Setting(regime, 0.056, None, "held", "turn", "turn")
+        for seed in (1, 2):
             yield Setting(regime, 0.003, 1.0, seed=seed)
             for rate in (0.028, 0.056, 0.1):
                 yield Setting(regime, rate, seed=seed)
+
+
+def _large() -> Iterator[Setting]:
+    """ρ with learned norms; then held norms, also with a head and embeddings that turn, over Muon and AdamW.
+
+    beyond/no-tuning has ρ = 0.028 with learned norms, and AdamW.
+    """
+    for rate in (0.02, 0.04, 0.056, 0.08):
+        yield Setting(LARGE, rate)
+    for inner in ("muon", "adamw"):
+        for rate in (0.028, 0.056):
+            yield Setting(LARGE, rate, None, "held", "turn", "turn", inner=inner)
+        yield Setting(LARGE, 0.028, None, "held", inner=inner)
+        yield Setting(LARGE, 0.028, None, "learned", "turn", "turn", inner=inner)
+    yield Setting(LARGE, 0.056, inner="adamw")
+    yield Setting(LARGE, 0.028, None, "held", "turn", "plain")
+    for held in (("learned", "plain", "plain"), ("held", "turn", "turn")):
+        yield Setting(LARGE, 0.028, None, *held, 2.0)
 
 
 def main() -> None:
@@ -101,26 +127,23 @@ def main() -> None:
     given = parser.parse_args()
     out = given.out or Path(__file__).parent / "results" / f"steering_regimes_{given.device}.json"
     rows: list[dict[str, Any]] = json.loads(out.read_text())["trainings"] if out.exists() else []
-    known = {Setting(**{name: row[name] for name in Setting.__annotations__}) for row in rows}
-    asked = [one for one in settings(given.device) if one not in known]
-    with tempfile.TemporaryDirectory() as folder:
-        results = run_trials(
-            [one.trial() for one in asked],
-            Archive(folder),
-            data=given.data,
-            jobs=2 if given.device == "cpu" else 10,
-            on_done=lambda trial, result: print(f"{trial.title}: {result.best_test_loss:.3f}", flush=True),
-        )
-    rows += [
-        asdict(setting) | {"best": result.best_test_loss, "last": result.test_losses[-1], "train": result.loss[-1]}
-        for setting, result in zip(asked, results, strict=True)
-    ]
-    for row in rows:
-        print("  ".join(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    known = {Setting(**{name: row[name] for name in Setting.__annotations__ if name in row}) for row in rows}
+    asked = {one.trial(): one for one in settings(given.device) if one not in known}
     command = "python benchmarks/steering_regimes.py --data DATA --device cuda"
     if given.device == "cpu":
         command = "OMP_NUM_THREADS=1 python benchmarks/steering_regimes.py --data DATA"
-    write(out, {"command": command, "environment": environment(torch.device(given.device)), "trainings": rows})
+
+    def keep(trial: Trial, result: Result) -> None:
+        print(f"{trial.title}: {result.best_test_loss:.3f}", flush=True)
+        losses = {"best": result.best_test_loss, "last": result.test_losses[-1], "train": result.loss[-1]}
+        rows.append(asdict(asked[trial]) | losses)
+        write(out, {"command": command, "environment": environment(torch.device(given.device)), "trainings": rows})
+
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = 2 if given.device == "cpu" else 10
+        run_trials(list(asked), Archive(folder), data=given.data, jobs=jobs, on_done=keep)
+    for row in rows:
+        print("  ".join(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
 
 
 if __name__ == "__main__":
