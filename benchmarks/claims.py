@@ -1,6 +1,6 @@
-"""The tables of docs/results.md: the papers' claims, and what the results in the repository say about them.
+"""The tables of docs/claims.md: the papers' claims, and what the results in the repository say about them.
 
-`benchmarks/report.py` puts them into the page.
+`benchmarks/report.py` puts them into the page, and their summary into docs/results.md.
 """
 
 from __future__ import annotations
@@ -159,5 +159,5 @@ def summary() -> list[str]:
 
 
 def tables() -> dict[str, list[str]]:
-    """Return the blocks of the page, by name."""
+    """Return the tables by name."""
     return {"summary": summary(), **{f"claims {paper}": claims(paper) for paper in PAPERS}}

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, docs/report.md and docs/results.md, from the raw results.
+"""The tables of the pages in docs/, from the raw results: see `pages`.
 
 python benchmarks/report.py          # rewrite the tables in the pages
 python benchmarks/report.py --check  # fail if a page says anything else
@@ -523,17 +523,20 @@ def pages() -> dict[str, dict[str, list[str]]]:
         "conditioning cpu ours": "conditioning_cost_cpu_ours",
     }
     measured = {table: name for table, name in conditioned.items() if (HERE / "results" / f"{name}.json").exists()}
+    claimed = claims.tables()
     return {
         "performance.md": {
             "summary": summary(),
+            "measuring h200": measuring("monitor_cost_cuda"),
+            "measuring cpu": measuring("monitor_cost_cpu"),
+        },
+        "measurements.md": {
             "targets": targets(),
             "h200 eager": [environment(gpu), "", *times(gpu, "eager")],
             "h200 graph": times(gpu, "graph"),
             "cpu": [environment(cpu), "", *times(cpu, "eager")],
             "host time": host_time(),
             "measuring targets": measuring_targets(),
-            "measuring h200": measuring("monitor_cost_cuda"),
-            "measuring cpu": measuring("monitor_cost_cpu"),
             **{table: conditioning(name) for table, name in measured.items()},
             "conditioning floor": conditioning_floor(),
             "growth": growth("cpu"),
@@ -546,8 +549,9 @@ def pages() -> dict[str, dict[str, list[str]]]:
         },
         "control.md": {"steering width": steering_width(), "steering regimes": steering_regimes()},
         "report.md": {"report": reporting()},
+        "claims.md": {name: table for name, table in claimed.items() if name != "summary"},
         "results.md": {
-            **claims.tables(),
+            "summary": claimed["summary"],
             "c10-cnn1": trained("c10-cnn1"),
             "c100-resnet": trained("c100-resnet"),
             "demo": demo(),
