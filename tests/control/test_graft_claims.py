@@ -2,13 +2,17 @@
 
 import copy
 import math
+import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import gyroscope
+from gyroscope.control import graft
 from gyroscope.errors import ControlError
+from gyroscope.vectors import eager
 from oracles.control import distance
 
 optim = torch.optim
@@ -359,3 +363,30 @@ def test_an_interrupted_step_leaves_nothing_behind_for_the_next(monkeypatch):
 
     # What both optimizers have seen is the same, and only the weights were left as they were.
     torch.testing.assert_close(run(interrupt), run(lambda *_: None))
+
+
+def test_a_sparse_gradient_is_rejected_and_nothing_changes():
+    embedding = nn.Embedding(5, 3, sparse=True)
+    before = embedding.weight.detach().clone()
+    params = [nn.Parameter(torch.ones(2)), embedding.weight]
+    params[0].grad = torch.ones(2)
+    embedding(torch.tensor([1])).sum().backward()
+    optimizer = gyroscope.Graft(optim.SGD(params, lr=0.1), optim.SGD(params, lr=0.1, momentum=0.9))
+    with pytest.raises(ControlError, match=r"of group 0 has a sparse gradient.*an optimizer of its own"):
+        optimizer.step()
+    assert params[0].tolist() == [1, 1]
+    assert torch.equal(embedding.weight, before)
+
+
+def test_a_device_without_float64_gets_no_number_of_that_type(monkeypatch):
+    """Such as MPS, to which an array in float64 cannot be copied."""
+    moved = []
+    to_device = graft.to_device
+    monkeypatch.setattr(graft, "to_device", lambda array, device: moved.append(array.dtype) or to_device(array, device))
+    monkeypatch.setattr(eager, "accumulator", lambda device: torch.float32)
+    monkeypatch.setattr(eager, "_kept", threading.local())
+    params = parameters(torch.float32)
+    optimizer = gyroscope.Graft(MAKERS["adamw"](params, 0.1), MAKERS["adamw"](params, 0.1))
+    give_gradients(params, 0)
+    optimizer.step()
+    assert set(moved) == {np.dtype(np.float32)}

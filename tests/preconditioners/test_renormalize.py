@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+import gyroscope
 from gyroscope.control.renormalize import keep_norms, renormalize_
 from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import layers, split
@@ -149,6 +150,18 @@ def test_units_of_every_shape_and_precision_get_the_norm(dtype):
 def test_what_has_no_norm_to_keep_is_refused(asked, says):
     with pytest.raises(DynamicsError, match=says):
         asked(nn.Linear(2, 2))
+
+
+def test_norms_are_kept_after_the_steps_of_a_controller_and_not_of_the_optimizer_inside_it():
+    net = nn.Linear(2, 2)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    outer = gyroscope.Layca(inner, net, reproject=False)
+    with pytest.raises(DynamicsError, match=r"got a SGD inside a Layca, which takes other steps.*Give the Layca"):
+        keep_norms(inner, net)
+    keep_norms(outer, net)
+    net(torch.ones(1, 2)).square().sum().backward()
+    outer.step()
+    assert net.weight.norm(dim=1).tolist() == pytest.approx([1, 1])
 
 
 @pytest.mark.parametrize("scale", [1e-40, 1e-22, 1e30])

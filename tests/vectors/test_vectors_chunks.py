@@ -66,6 +66,10 @@ def test_a_table_on_the_device_is_a_copy() -> None:
     assert table.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
+def test_a_table_is_on_the_device_that_was_asked_for() -> None:
+    assert to_device(np.arange(3), torch.device("meta")).device.type == "meta"
+
+
 @pytest.mark.parametrize(
     ("pointers", "expected"),
     [([], True), ([0, 16, 4096], True), ([16, 24], False), ([1], False), ([2**47 + 8], False), ([2**47], True)],

@@ -133,7 +133,7 @@ class Graft(Wrapper):
             sizes, squares = (torch.where(finite, x, 0.0).sum().expand_as(x) for x in (sizes, squares))
         b = (sizes / squares).sqrt()
         b = torch.where(finite & torch.isfinite(b) & (squares > 0), b, torch.zeros_like(b))
-        a = 1.0 + b * to_device(np.array(along), b.device).to(b.dtype)
+        a = 1.0 + b * _numbers(along, b)
         combine_([p.detach() for p in params], moves, a, b)
         for proposal in headings:
             self._heading.release(proposal)
@@ -205,8 +205,13 @@ def _square_lengths(params: list[Tensor], moves: list[Tensor], along: list[float
         return dots({"ss": (moves, moves)})[:, 0]
     w = [p.detach() for p in params]
     ww, ws, ss = dots({"ww": (w, w), "ws": (w, moves), "ss": (moves, moves)}).unbind(1)
-    c = to_device(np.array(along), ww.device).to(ww.dtype)
+    c = _numbers(along, ww)
     return ss + 2 * c * ws + c * c * ww
+
+
+def _numbers(given: list[float], like: Tensor) -> Tensor:
+    """Return numbers with the dtype and the device of `like`; a device without float64 cannot convert them."""
+    return to_device(np.array(given, dtype=np.float32 if like.dtype == torch.float32 else np.float64), like.device)
 
 
 def _clear(optimizers: tuple[Optimizer, ...], params: list[Tensor], bad: Tensor) -> None:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.accepted import choice
+from gyroscope.control.torch_contract import controller_of
 from gyroscope.errors import DynamicsError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
@@ -91,6 +92,12 @@ def keep_norms(
     chosen = _checked(layers, radius, by)
     if not isinstance(optimizer, Optimizer):
         raise DynamicsError(f"`optimizer` must be a torch.optim.Optimizer, got a {type(optimizer).__name__}.")
+    if (outer := controller_of(optimizer)) is not None:
+        name = type(outer).__name__
+        raise DynamicsError(
+            f"`optimizer` must be the one that is stepped, got a {type(optimizer).__name__} inside a {name}, which "
+            f"takes other steps than it proposes. Give the {name}."
+        )
     renormalize_(chosen, radius=radius, by=by)
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -57,13 +57,13 @@ def dots(
     if len(groups) == 1:
         out = backend(device).dots(lists, index, counts)
     else:
-        out = torch.empty(sum(counts), len(index), dtype=torch.float64, device=device)
+        out = torch.empty(sum(counts), len(index), dtype=eager.accumulator(device), device=device)
         for where, members in groups.items():
             part = backend(where).dots(
                 [[one[i] for i in members] for one in lists], index, [counts[i] for i in members]
             )
             rows = to_device(rows_of(members, counts), device)
-            out.index_copy_(0, rows, part.to(device, torch.float64, non_blocking=True))
+            out.index_copy_(0, rows, part.to(out, non_blocking=True))
     if over_ranks is not None:
         out = over_ranks.reduce(out)
     return out

@@ -64,11 +64,11 @@ def schedule(chunks: int) -> Ints:
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array on the device, without waiting for the copy."""
+    """Return an array on the device; on CUDA, without waiting for the copy."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":
         return pinned(tensor).to(device, non_blocking=True)
-    return tensor.clone()
+    return tensor.to(device, copy=True)
 
 
 def is_aligned(pointers: Ints) -> bool:
