@@ -24,9 +24,10 @@ from contract_models import (
     train,
     weights,
 )
+from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
-from gyroscope import Layca
+from gyroscope import Layca, steer
 from gyroscope.errors import ControlError
 
 pytestmark = pytest.mark.any_device
@@ -158,3 +159,21 @@ def test_a_scheduler_built_before_a_mixed_group_is_split_is_refused() -> None:
     with pytest.raises(ControlError, match="Wrap the optimizer first"):
         Layca(inner, model)
     assert len(inner.param_groups) == 1
+
+
+def test_learned_norms_take_a_rate_in_a_tensor_of_any_shape() -> None:
+    def trained(rate: float | torch.Tensor) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+        optimizer = steer(model, norms="learned", heads="turn")
+        for group in optimizer.param_groups:
+            if group["rule"] == "turn":
+                group["lr"] = rate
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(5, 3)).square().sum().backward()
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    rate = torch.tensor([[0.03]], dtype=torch.float64)
+    assert all(map(torch.equal, trained(rate), trained(rate.item())))

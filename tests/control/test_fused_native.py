@@ -89,3 +89,15 @@ def test_a_backward_pass_over_weights_that_have_been_stepped_is_an_error_of_torc
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_momentum_that_older_versions_of_torch_saved_as_none_begins_anew() -> None:
+    def trained(state: dict[str, object]) -> Tensor:
+        weight = nn.Parameter(torch.eye(3))
+        optimizer = gyroscope.Layca(torch.optim.SGD([weight], lr=0.1, momentum=0.9))
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        weight.grad = torch.arange(9.0).view(3, 3)
+        optimizer.step()
+        return weight.detach()
+
+    assert torch.equal(trained({0: {"momentum_buffer": None}}), trained({}))

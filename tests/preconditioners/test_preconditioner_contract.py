@@ -77,6 +77,30 @@ def test_a_saved_state_goes_on_as_if_never_interrupted(kind, inner, controlled, 
     assert torch.equal(weights(again), weights(net))
 
 
+def test_a_state_that_was_loaded_onto_another_device_draws_the_same_labels():
+    """With torch.load(file, map_location="cuda"); generators take their state from the host."""
+
+    class Elsewhere:
+        def __init__(self, here):
+            self.cpu = lambda: here
+
+    def build(net):
+        return KFAC(torch.optim.SGD(net.parameters(), lr=0.1), net, F.cross_entropy)
+
+    net = make_net()
+    optimizer = build(net)
+    train(net, optimizer, range(2))
+    again = copy.deepcopy(net)
+    resumed, saved = build(again), copy.deepcopy(optimizer.state_dict())
+    for state in saved["state"].values():
+        if "kfac_generator" in state:
+            state["kfac_generator"] = Elsewhere(state["kfac_generator"])
+    resumed.load_state_dict(saved)
+    for one, own in ((net, optimizer), (again, resumed)):
+        train(one, own, range(2, 4))
+    assert torch.equal(weights(again), weights(net))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_of_model_and_optimizer_train_on_alike_and_apart(kind):
     net = make_net()

@@ -228,7 +228,8 @@ class Fast:
         """Create state as torch's own optimizer does, so that either can continue from the other's."""
         states = [self._optimizer.state[p] for p in params]
         starts = _counts(self._kernel)
-        fresh = [any(key not in state for key in (*keys, *starts)) for state in states]
+        # Older versions of torch saved None for a momentum that was not used.
+        fresh = [any(state.get(key) is None for key in (*keys, *starts)) for state in states]
         for p, state, new in zip(params, states, fresh, strict=True):
             for key in keys:
                 if new:

@@ -297,6 +297,8 @@ def _learn(ledger: Ledger, rows: Sequence[int], sums: Tensor, lr: float | Tensor
     here: Any = _index(rows, sums.device)
     d, gg = sign * sums[:, 0], sums[:, 1]
     radius, (m, v, t) = ledger.radius[here], ledger.moments[here].unbind(1)
+    if isinstance(lr, Tensor):
+        lr = lr.to(radius.device, radius.dtype).reshape(())
     rate = lr * ledger.multiplier[here]
     known = torch.isfinite(d) & torch.isfinite(gg) & (gg > 0) & (radius > 0) & torch.isfinite(rate) & (rate > 0)
     first, second = _NORM_BETAS

@@ -125,7 +125,8 @@ class Observer:
 
     def load(self, state: Tensor | None) -> None:
         """Continue from a state of the generator."""
-        self.drawn, self._generator, self._before = state, None, None
+        # Generators take their state from the host; torch.load(map_location=...) may have moved it.
+        self.drawn, self._generator, self._before = None if state is None else state.cpu(), None, None
 
     def _begins(self, index: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._pass = _Pass() if torch.is_grad_enabled() else None
