@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import gyroscope
 from gyroscope.errors import ConditioningError
+from gyroscope.passes.batches import Batch
+from gyroscope.passes.network import first_output, independent, network
 
 
 def mlp() -> nn.Sequential:
@@ -207,3 +209,12 @@ def test_layers_that_are_called_in_vain_or_computed_again_have_the_same_factors(
 
     wanted = factors(nn.Sequential(*model))
     assert factors(model) == wanted
+
+
+def test_another_default_device_does_not_change_how_a_network_is_run() -> None:
+    model, inputs = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3)
+    f = network(model, dict(model.named_parameters()), Batch((inputs,), {}, None), None)
+    with torch.device("meta"):
+        output = first_output(f)
+        assert independent(f, output)
+    assert torch.equal(output, model(inputs))

@@ -232,3 +232,16 @@ def test_a_probe_of_nothing_is_refused():
         ActivationProbe(net(), [])
     with pytest.raises(MonitorError, match="`rank` must be a number of channels ≥ 0, got -1"):
         probe(net(), rank=-1)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_sparse_input_is_not_looked_at_and_ends_nothing(layout):
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    one = probe(model)
+    one.attach()
+    model(torch.eye(4).to_sparse(layout=layout))
+    assert one.error is None
+    assert one.inputs().isnan().tolist() == [[True] * len(INPUTS), [False] * len(INPUTS)]
+    assert one.collect().isfinite().all()
+    one.detach()

@@ -232,8 +232,8 @@ class ActivationProbe:
 
 
 def _fed(x: Any) -> Tensor | None:
-    """Return the number, sum, sum of squares, minimum and maximum of what enters a layer; None if it is no tensor."""
-    if not isinstance(x, Tensor) or not x.numel() or x.is_complex() or is_sharded(x) or x.is_nested:
+    """Return the number, sum, sum of squares, minimum and maximum of what enters a layer; None if it is not dense."""
+    if not isinstance(x, Tensor) or not x.numel() or x.is_complex() or is_sharded(x) or not _is_dense(x):
         return None
     x = x.detach()
     values = x if x.is_floating_point() else x.to(torch.float32)
@@ -309,7 +309,8 @@ class Hook:
         except Exception as error:
             probe.error = error
             probe.reset()
-            _LOG.warning("%s are no longer measured: %s: %s", probe.what, type(error).__name__, error)
+            first_line = str(error).partition("\n")[0]
+            _LOG.warning("%s are no longer measured: %s: %s", probe.what, type(error).__name__, first_line)
 
     def __reduce__(self) -> tuple[type[Hook], tuple[None]]:
         return Hook, (None,)
@@ -369,8 +370,12 @@ def first_tensor(output: Any) -> Tensor | None:
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.numel() == 0 or output.dim() == 0:
         return None
     # Inside `torch.func` transforms, and of tensors sharded over ranks, only parts would be visible.
-    strange = is_sharded(output) or output.is_nested or output.layout is not torch.strided
+    strange = is_sharded(output) or not _is_dense(output)
     return None if strange or torch._C._functorch.is_functorch_wrapped_tensor(output) else output
+
+
+def _is_dense(x: Tensor) -> bool:
+    return x.layout is torch.strided and not x.is_nested
 
 
 @dataclass(frozen=True)

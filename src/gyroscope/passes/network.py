@@ -191,8 +191,8 @@ def independent(f: Network, output: Tensor) -> bool:
             return False
     if len(output) == 1:
         return True
-    draw = torch.Generator().manual_seed(0)
-    near = {name: p + 0.01 * torch.randn(p.shape, generator=draw).to(p) for name, p in f.theta.items()}
+    draw = torch.Generator("cpu").manual_seed(0)
+    near = {name: p + 0.01 * torch.randn(p.shape, generator=draw, device="cpu").to(p) for name, p in f.theta.items()}
     try:
         with torch.no_grad():
             among, alone = f(near), f.part(len(output), slice(0, 1))(near)
@@ -242,4 +242,4 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 def _random_state(f: Network) -> list[Tensor]:
     devices = {p.device for p in (*f.theta.values(), *f.others.values()) if p.device.type not in ("cpu", "meta")}
     states = [torch.get_device_module(device).get_rng_state(device) for device in sorted(devices, key=str)]
-    return [torch.get_rng_state(), torch.tensor(hash(random.getstate())), *states]
+    return [torch.get_rng_state(), torch.tensor(hash(random.getstate()), device="cpu"), *states]
