@@ -50,11 +50,12 @@ def real(value: Any) -> float:
     >>> real(0.5), real(np.float32(0.5)), real(np.array([0.5])), real("0.5"), real(None), real(1j), real([0.5])
     (0.5, 0.5, 0.5, nan, nan, nan, nan)
     """
-    if isinstance(value, str | bytes | bytearray) or _is_truth(value):
+    if _is_truth(value):
         return math.nan
     try:
         # item() does not warn about a tensor that requires a gradient, as float() does.
-        return float(value.item() if hasattr(value, "item") else value)
+        found = value.item() if hasattr(value, "item") else value
+        return math.nan if isinstance(found, str | bytes | bytearray) else float(found)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return math.nan
 
