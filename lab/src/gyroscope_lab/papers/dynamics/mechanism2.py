@@ -10,8 +10,8 @@ the curvature also falls with the loss, and damping outweighs it for that reason
 the study has runs with steps of any length and runs with short steps. If norms stay low, steps are long enough to
 magnify rounding, so the digits of these runs depend on the order of summation.
 
-`damped_step` and the functions after it state the law behind this. If only the direction of w matters, w → γw
-takes ∇J to ∇J/γ and G to G/γ², while η is constant, so that
+The law behind this: if only the direction of w matters, w → γw takes ∇J to ∇J/γ and G to G/γ², while η is constant, so
+that
 
     (G(γw) + ηI)⁻¹ ∇J(γw)  =  γ (G(w) + γ²ηI)⁻¹ ∇J(w):
 
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -417,84 +416,6 @@ def arms(lab: Lab, regime: Regime) -> list[Arm]:
 def conclude(lab: Lab) -> Report:
     """Report the effective damping and its effects."""
     return report({regime.name: arms(lab, regime) for regime in PLANS[lab.scale].regimes})
-
-
-def damped_step(G: Tensor, gradient: Tensor, *, damping: float) -> Tensor:
-    """(G + ηI)⁻¹ ∇J (equation 26), for a symmetric G [n, n] and a gradient [n].
-
-    >>> damped_step(torch.diag(torch.tensor([3.0, 1.0])), torch.tensor([4.0, 4.0]), damping=1.0)
-    tensor([1., 2.])
-    """
-    n = len(gradient)
-    step: Tensor = torch.linalg.solve(G + damping * torch.eye(n, dtype=G.dtype, device=G.device), gradient)
-    return step
-
-
-def rescaled(G: Tensor, gradient: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-    """G(γw) = G(w)/γ² and ∇J(γw) = ∇J(w)/γ of a scale-invariant layer.
-
-    >>> rescaled(torch.tensor([[4.0]]), torch.tensor([4.0]), scale=2.0)
-    (tensor([[1.]]), tensor([2.]))
-    """
-    return G / scale**2, gradient / scale
-
-
-def effective_damping(damping: float, *, scale: float) -> float:
-    """γ²η, the damping at w that acts like η at γw; with γ = ‖w‖, the damping at the unit vector.
-
-    >>> effective_damping(0.01, scale=3.0)
-    0.09
-    """
-    return damping * scale**2
-
-
-def curvature_shares(eigenvalues: Tensor, *, damping: float, scale: float = 1.0) -> Tensor:
-    """λ_i/(λ_i + γ²η): the share of Newton's step left along each eigenvector, between 0 and 1.
-
-    Near 1 the curvature sets the step, and near 0 the damping does. The sum is the number of directions in which the
-    method is of second order.
-
-    Args:
-        eigenvalues: λ_i of G at w; for K-FAC `torch.outer(s, a)`, the products of the factors' eigenvalues.
-        damping: η.
-        scale: γ.
-
-    >>> curvature_shares(torch.tensor([9.0, 1.0]), damping=1.0)
-    tensor([0.9000, 0.5000])
-    >>> curvature_shares(torch.tensor([9.0, 1.0]), damping=1.0, scale=3.0)
-    tensor([0.5000, 0.1000])
-    """
-    at = effective_damping(damping, scale=scale)
-    return torch.where(eigenvalues > 0, eigenvalues / (eigenvalues + at), torch.zeros_like(eigenvalues))
-
-
-def balance_scale(eigenvalue: float, *, damping: float) -> float:
-    """γ = √(λ/η), the growth of the weights at which the damping equals an eigenvalue λ of G at w.
-
-    >>> balance_scale(4.0, damping=0.01)
-    20.0
-    """
-    return sqrt(eigenvalue / damping)
-
-
-def first_order_rate(lr: float, *, damping: float, norm: float) -> float:
-    """α/(η‖w‖²): the effective learning rate of gradient descent, which damped steps approach for large weights.
-
-    >>> first_order_rate(0.1, damping=0.5, norm=2.0)
-    0.05
-    """
-    return lr / effective_damping(damping, scale=norm)
-
-
-def first_order_cosine(G: Tensor, gradient: Tensor, *, damping: float, scale: float = 1.0) -> float:
-    """The cosine between the damped step at γw and the gradient there: 1 for gradient descent.
-
-    >>> G, g = torch.diag(torch.tensor([100.0, 1.0])), torch.tensor([1.0, 1.0])
-    >>> [round(first_order_cosine(G, g, damping=1.0, scale=scale), 3) for scale in (0.1, 1.0, 10.0, 100.0)]
-    [0.714, 0.721, 0.95, 1.0]
-    """
-    step = damped_step(*rescaled(G, gradient, scale=scale), damping=damping)
-    return float(F.cosine_similarity(step, gradient, dim=0))
 
 
 STUDIES = (
