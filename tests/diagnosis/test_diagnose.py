@@ -137,6 +137,40 @@ def test_accumulated_clipped_and_unscaled_gradients_are_the_steps_own(tmp_path):
     assert np.isfinite(carried).any()
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_the_networks_of_a_healthy_gan_raise_no_alarm(tmp_path, to_none):
+    """The generator's loss has a gradient at the discriminator, which is thrown away."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({
+        "g": nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16)),
+        "d": nn.Sequential(nn.Linear(16, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1)),
+    })  # fmt: skip
+    both = {name: torch.optim.Adam(one.parameters(), 2e-3, betas=(0.5, 0.999)) for name, one in model.items()}
+    mixed, judged = torch.randn(16, 16), nn.functional.binary_cross_entropy_with_logits
+    with gyroscope.watch(model, list(both.values()), tmp_path / "run", budget=None, detail_every=10):
+        for _ in range(100):
+            both["d"].zero_grad(set_to_none=to_none)
+            fake = model["g"](torch.randn(32, 8))
+            for samples, label in ((torch.randn(32, 16) @ mixed, 1.0), (fake.detach(), 0.0)):
+                judged(model["d"](samples), torch.full((32, 1), label)).backward()
+            both["d"].step()
+            both["g"].zero_grad(set_to_none=to_none)
+            judged(model["d"](fake), torch.ones(32, 1)).backward()
+            both["g"].step()
+    carried = gyroscope.load(tmp_path / "run").series("gradient_carried")
+    assert np.isfinite(carried).any(0).sum() == 2  # of one layer each
+    assert (carried[np.isfinite(carried)] == 0).all()
+    assert kinds(tmp_path / "run") == []
+
+
+def test_a_head_behind_a_frozen_backbone_in_eval_mode(tmp_path):
+    backbone, head = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)).eval(), nn.Linear(16, 4)
+    model = nn.Sequential(backbone.requires_grad_(False), head)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    train(tmp_path / "run", model=model, optimizer=optimizer, layers="1.weight")
+    assert kinds(tmp_path / "run") == []
+
+
 def test_normalizers_in_eval_mode(tmp_path):
     train(tmp_path / "run", model=net(norm=True), before=lambda step, model: model[3].eval())
     (found,) = gyroscope.diagnose(tmp_path / "run").alarms
@@ -170,6 +204,42 @@ def test_a_nan_gradient_names_its_layer_and_its_step(tmp_path):
     train(tmp_path / "run", before=poison)
     found = gyroscope.diagnose(tmp_path / "run").alarms[0]
     assert (found.kind, found.layers[0], found.since) == ("not_finite", "2.weight", 26)
+
+
+def test_a_regression_with_several_outputs_is_not_compared_with_chance(tmp_path):
+    """Its loss may end where guessing would be, were it a cross-entropy."""
+    torch.manual_seed(0)
+    model, targets = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)), torch.randn(8, 8)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None, detail_every=20) as monitor:
+        for _ in range(300):
+            x = torch.randn(64, 8)
+            loss = nn.functional.mse_loss(model(x), x @ targets + 1.6 * torch.randn(64, 8))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.log(loss=loss)
+    loss = gyroscope.load(tmp_path / "run").scalars["loss"].values
+    assert np.log(8) < np.median(loss[150:]) < loss[0] / 2
+    assert kinds(tmp_path / "run") == []
+
+
+def test_a_long_first_step_of_a_training_that_converges_is_no_alarm(tmp_path):
+    torch.manual_seed(0)
+    model, targets = nn.Linear(16, 1), torch.randn(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        for _ in range(60):
+            x = torch.randn(64, 16)
+            loss = nn.functional.mse_loss(model(x), x @ targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.log(loss=loss)
+    with gyroscope.load(tmp_path / "run") as run:
+        assert run.series("update_ratio")[1] > 0.5
+        assert not any(event.kind == "finding" for event in run.events)
+    assert kinds(tmp_path / "run") == []
 
 
 # Live.

@@ -262,6 +262,18 @@ def test_steps_as_long_as_the_weights():
     assert (found.kind, found.evidence["update_ratio"]) == ("too_fast", 3.0)
 
 
+def test_first_steps_as_long_as_the_weights_need_a_loss_that_halves():
+    def long(ratio):
+        ratio[1] = 3.0
+        return ratio
+
+    course = replace(spoiled(update_ratio=long), steps=np.arange(61))
+    assert alarms(course) == []
+    assert first(replace(course, loss=np.full(STEPS, 2.0))).kind == "too_fast"
+    assert first(replace(course, loss=np.where(np.arange(STEPS) < 290, course.loss, np.nan))).kind == "too_fast"
+    assert first(replace(course, steps=course.steps + 10)).kind == "too_fast"
+
+
 def test_layers_that_hardly_turn():
     course = spoiled(rate_per_step=lambda rate: 1e-4 * rate, rotation=lambda rotation: 1e-6 * rotation)
     course = replace(course, loss=np.full(STEPS, 2.0))
@@ -375,6 +387,14 @@ def test_gradients_that_fade_toward_the_input():
     assert found.layers[0] == NAMES[0]
 
 
+def test_gradients_of_layers_that_another_optimizer_steps_are_not_compared():
+    course = spoiled(gradient_norm=lambda g: g * np.array([1e-4, 1e-4, 1.0, 1.0, 1.0]))
+    assert first(course).kind == "vanishing"
+    table = tuple(replace(layer, part=int(i > 1)) for i, layer in enumerate(course.layers))
+    known = 2 * course.meta["optimizers"]
+    assert alarms(replace(course, layers=table, meta={**course.meta, "optimizers": known})) == []
+
+
 def test_inputs_between_zero_and_one_everywhere():
     def between(low, high):
         return {
@@ -408,6 +428,14 @@ def test_gradients_that_fall_from_block_to_block_are_reported_if_they_do_so_at_t
 def test_a_loss_at_chance():
     course = replace(healthy(), loss=np.full(STEPS, log(10)) + 0.02 * np.sin(np.arange(STEPS)))
     assert (first(course).kind, first(course).severity) == ("at_chance", "serious")
+
+
+def test_a_loss_that_falls_to_chance_is_none_unless_it_is_a_cross_entropy():
+    falls = replace(healthy(), loss=np.full(STEPS, log(10)) + 10 * np.exp(-np.arange(STEPS) / 10))
+    assert first(falls).kind == "at_chance"
+    assert alarms(spoiled(falls, output_information=lambda nats: np.nan * nats)) == []
+    still = spoiled(healthy(), output_information=lambda nats: np.nan * nats)
+    assert first(replace(still, loss=np.full(STEPS, log(10)))).kind == "at_chance"
 
 
 def test_a_loss_at_the_floor_of_a_second_softmax():

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gyroscope.diagnosis.course import Course, Floats, Mask
+from gyroscope.diagnosis.course import Course, Floats, Ints, Mask
 from gyroscope.diagnosis.domination import MOTIONS, followed
 from gyroscope.diagnosis.finding import PAGE, Finding, Severity
 from gyroscope.diagnosis.stall import Stall, of_layer, picked
@@ -31,6 +31,7 @@ class Limits:
         enough: measured steps that a rule about a course needs.
         fast: ‖Δw‖/‖w‖ of the middle layer, in one step. Healthy runs stay below 0.08; a rate 300 times too large gives
             1 and more.
+        leaps: first steps that may be as long where the loss halves: small weights, far from where they have to go.
         slow: radians per step of the fastest layer, at the 90th percentile of steps, below which a network does not
             learn. Fine-tuning may be as slow; then the loss falls, or layers turn by more than `unturned` in time.
         unturned: radians that no layer has turned by in a run that is too slow.
@@ -69,6 +70,7 @@ class Limits:
 
     enough: int = 10
     fast: float = 0.5
+    leaps: int = 3
     slow: float = 1e-4
     unturned: float = 0.03
     straight: float = 0.96
@@ -517,6 +519,8 @@ def too_fast(course: Course) -> Finding | None:
         return None
     middle = _quiet(np.nanmedian, ratio, axis=1)
     rows = np.flatnonzero(middle > LIMITS.fast)
+    if len(rows) and course.steps[rows[-1]] <= LIMITS.leaps and _is_halved(course):
+        rows = rows[:0]
     with np.errstate(all="ignore"):
         grown = np.where(start, norm / norm[:1], np.nan)
     burst = np.flatnonzero(_quiet(np.nanmedian, grown, axis=1) > LIMITS.blown_up)
@@ -536,6 +540,12 @@ def too_fast(course: Course) -> Finding | None:
         "Lower the learning rate by a factor of 10 to 100, or warm it up; check the scale of inputs and loss.",
         layers=names, since=None if since <= 2 else since, update_ratio=most, limit=LIMITS.fast,
     )  # fmt: skip
+
+
+def _is_halved(course: Course) -> bool:
+    """Return True if the loss has come down to half of what it was at first, or less."""
+    loss = course.loss
+    return len(loss) > 5 and 0 < float(np.median(loss[-3:])) < 0.5 * float(loss[0])
 
 
 def too_slow(course: Course) -> Finding | None:
@@ -762,10 +772,19 @@ def dead_units(course: Course) -> Finding | None:
 
 
 def vanishing(course: Course) -> Finding | None:
-    """Gradients that fade on their way to the first layers."""
-    which = np.flatnonzero(course.weights & ~course.untrained)
-    if len(which) < 3:
-        return None
+    """Gradients that fade on their way to the first layers, of those that one optimizer steps.
+
+    Several optimizers may follow several losses, as those of a GAN do.
+    """
+    parts = np.array([layer.part for layer in course.layers])
+    for part in np.unique(parts).tolist():
+        which = np.flatnonzero(course.weights & ~course.untrained & (parts == part))
+        if len(which) >= 3 and (found := _fading(course, which)) is not None:
+            return found
+    return None
+
+
+def _fading(course: Course, which: Ints) -> Finding | None:
     with np.errstate(all="ignore"):
         relative = (course["gradient_norm"] / course["weight_norm"])[1:, which]
     if np.isfinite(relative).sum(0).max(initial=0) < LIMITS.enough:
@@ -905,7 +924,10 @@ def at_chance(course: Course) -> Finding | None:
     if loss is not None and classes is not None:
         chance = log(classes)
         later = loss[len(loss) // 2 :]
-        if float(later.min()) >= LIMITS.chance * chance and float(np.median(later)) <= 3 * chance:
+        # A loss that has fallen may be that of a regression, unless the outputs show that it is a cross-entropy.
+        first = float(np.mean(course.loss[:3]))
+        still = course.known("output_information") or float(np.median(later)) >= 0.9 * first
+        if still and float(later.min()) >= LIMITS.chance * chance and float(np.median(later)) <= 3 * chance:
             return _finding(
                 "at_chance", "serious",
                 f"The loss is {float(np.median(later)):.3g}, and guessing among the {classes:,} classes gives "

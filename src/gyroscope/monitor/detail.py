@@ -236,6 +236,7 @@ STATE_INFO = {
 class Fresh:
     """Compares the gradient of a step with that of its own backward passes, for the smallest of the layers.
 
+    A pass counts unless its gradient was cleared before the step, as that of a GAN's generator at the discriminator is.
     Clipping and loss scaling change the size of a gradient's elements, not their signs. What was carried over from
     earlier steps changes many signs. Ranks that average gradients, and sharded layers, are not compared.
     """
@@ -270,8 +271,12 @@ class Fresh:
         if is_capturing() or not listens(self):
             return
         if gradient.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(gradient):
-            fresh = gradient.detach()
-            self._own = fresh.clone() if self._own is None else self._own + fresh
+            assert self._index is not None
+            fresh, before = gradient.detach(), self._layers[self._index].parameter.grad
+            if self._own is None or before is None or before.layout is not torch.strided:
+                self._own = fresh.clone()
+            else:  # earlier passes do not count if their gradient was set to zero, which nothing waits to find out
+                self._own = torch.where(before.detach().any(), self._own, 0.0) + fresh
 
     def take(self) -> Tensor | None:
         """Return the share that was carried over, [layers] on the device; NaN for layers that were not compared."""
@@ -291,17 +296,26 @@ class Fresh:
 def _normalizers(model: nn.Module, layers: Sequence[Layer]) -> list[tuple[int, nn.Module]]:
     """Return the normalizers that keep statistics of the data, each with the position of the layer before it.
 
+    Those after other layers, such as a frozen backbone or the other network of a GAN, are left out; those before all
+    layers count with the first one.
+
     >>> from gyroscope.layers.layer import layers
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3))
     >>> [(i, type(module).__name__) for i, module in _normalizers(net, layers(net))]
     [(0, 'BatchNorm2d')]
+    >>> _normalizers(net, layers(net)[1:])
+    []
     """
     own = {id(layer.module): i for i, layer in enumerate(layers)}
     found: list[tuple[int, nn.Module]] = []
-    last = 0
+    last: int | None = 0
     for module in model.modules():
-        last = own.get(id(module), last)
-        if getattr(module, "running_mean", None) is not None and isinstance(module, nn.modules.batchnorm._NormBase):
+        if id(module) in own:
+            last = own[id(module)]
+        elif any(parameter.dim() > 1 for parameter in module.parameters(recurse=False)):
+            last = None
+        statistics = getattr(module, "running_mean", None) is not None
+        if last is not None and statistics and isinstance(module, nn.modules.batchnorm._NormBase):
             found.append((last, module))
     return found
 
