@@ -49,8 +49,8 @@ def test_numbers_of_every_library_are_real(given):
 
 @pytest.mark.parametrize(
     "given",
-    ["2", b"2", None, [2.0], (2.0,), 2j, np.complex64(2), np.array([1.0, 2.0]), np.array([]), np.array("2"), torch.ones(2),
-     True, np.bool_(True), torch.tensor(1j), 10**400, {}, object],
+    ["2", b"2", np.array("2"), None, [2.0], (2.0,), 2j, np.complex64(2), np.array([1.0, 2.0]), np.array([]),
+     torch.ones(2), True, np.bool_(True), torch.tensor(1j), 10**400, {}, object],
     ids=lambda one: f"{type(one).__module__}.{type(one).__name__}",
 )  # fmt: skip
 def test_what_is_no_number_is_none(given):
