@@ -44,11 +44,20 @@ def test_names_that_differ_in_the_middle_alone_stay_apart():
     assert short_names(mixed, longest=20) == ["…0.key…", "…0.value…", "…1.key…", "…1.value…"]
 
 
-def test_names_lose_what_they_share_and_keep_both_ends():
+def test_names_lose_what_they_share_and_then_their_first_parts():
     assert short_names(["a.weight", "b.weight"]) == ["a", "b"]
     assert short_names(["a.weight", "b.weight_ih"]) == ["a.weight", "b.weight_ih"]
-    [short] = short_names(["transformer.encoder.layer.10.attention.query"], longest=20)
-    assert (len(short), short[:5], short[-5:]) == (20, "trans", "query")
+    assert short_names(["transformer.encoder.layer.10.attention.query"], longest=20) == ["…10.attention.query"]
+    assert short_names(["a" * 15 + "b" * 15], longest=20) == ["a" * 10 + "…" + "b" * 9]
+
+
+def test_layers_of_a_transformer_keep_their_number_and_their_own_name():
+    parts = ("self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight")
+    blocks = [f"encoder.layers.{i}.{part}" for i in (0, 11) for part in parts]
+    own = ("…in_proj_weight", "…out_proj", ".linear1")
+    assert short_names(["emb.weight", *blocks, "head.weight"]) == [
+        "emb.weight", *(f"…{i}{name}" for i in (0, 11) for name in own), "head.weight"
+    ]  # fmt: skip
 
 
 def test_labels_are_thinned_evenly():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import ceil
 
@@ -42,29 +43,29 @@ _LONGEST = 26
 
 
 def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
-    """Return `names` without a common ending ".weight", and with the middle of long names left out.
+    """Return `names` without a common ending ".weight", and long ones shortened so that they can still be told apart.
 
-    If that makes several equal, the common beginning and end are left out instead, or parts are abbreviated.
+    Long names lose the parts that all names share, and then their first parts, except numbers of blocks. If that makes
+    several equal, parts are abbreviated.
 
     >>> short_names(["conv1.weight", "fc.weight"])
     ['conv1', 'fc']
-    >>> short_names(["transformer.h.11.attention.c_proj"], longest=20)
-    ['transforme…on.c_proj']
     >>> short_names([f"transformer.h.{i}.attention.c_proj" for i in (1, 2)], longest=20)
     ['…1…', '…2…']
-    >>> short_names(["transformer.layers.1.attention.c_proj", "transformer.layers.2.attention.c_proj", "lm_head"])
-    ['tran.laye.1.atte.c_pr', 'tran.laye.2.atte.c_pr', 'lm_head']
-    >>> short_names([f"features.denseblock{i}.denselayer16.conv1" for i in (1, 2)] + ["classifier"])
-    ['feat.dens1.dens16.conv1', 'feat.dens2.dens16.conv1', 'classifier']
+    >>> short_names([f"encoder.layers.{i}.attention.out_proj.weight" for i in (1, 2)] + ["head.weight", "position"])
+    ['…1.attention.out_proj', '…2.attention.out_proj', 'head.weight', 'position']
+    >>> short_names([f"features.denseblock{i}.denselayer16.conv1" for i in (1, 2)] + ["classifier"], longest=19)
+    ['…dens1.dens16.conv1', '…dens2.dens16.conv1', 'classifier']
     """
     if all(name.endswith(".weight") for name in names):
         names = [name.removesuffix(".weight") for name in names]
-    best = [_shortened(name, longest) for name in names]
-    for other in (_differing, _abbreviated, _initials):
-        if len(set(best)) < len(set(names)):
-            pairs = zip(names, other(names), strict=True)
-            short = [name if len(name) <= longest else _shortened(brief, longest) for name, brief in pairs]
-            best = short if len(set(short)) > len(set(best)) else best
+    long = [name for name in names if len(name) > longest]
+    best: list[str] = []
+    for briefs in (_differing(names), _abbreviated(names, 4), _abbreviated(names, 2)):
+        shortened = _fitting([brief for brief, name in zip(briefs, names, strict=True) if len(name) > longest], longest)
+        found = dict(zip(long, shortened, strict=True))
+        short = [found.get(name, name) for name in names]
+        best = short if len(set(short)) > len(set(best)) else best
     return [literal(name) for name in best]
 
 
@@ -89,21 +90,11 @@ def stride(count: int, most: int) -> list[int]:
 
 
 def _differing(names: Sequence[str]) -> list[str]:
+    """Return `names` without the parts that all share; a name that consists of these keeps one."""
     split = [name.split(".") for name in names]
-    begin, end = _alike(split), _alike([parts[::-1] for parts in split])
-    # A name that consists of the common beginning and end keeps one part.
+    begin, end = (0, 0) if len(names) == 1 else (_alike(split), _alike([parts[::-1] for parts in split]))
     kept = [".".join(parts[begin : max(len(parts) - end, begin + 1)]) for parts in split]
     return [f"{'…' * bool(begin)}{part}{'…' * bool(end)}" for part in kept]
-
-
-def _abbreviated(names: Sequence[str], letters: int = 4) -> list[str]:
-    # A number at the end of a part is kept in full: it distinguishes blocks.
-    stems = [[(part, part.rstrip("0123456789")) for part in name.split(".")] for name in names]
-    return [".".join(stem[:letters] + part[len(stem) :] for part, stem in parts) for parts in stems]
-
-
-def _initials(names: Sequence[str]) -> list[str]:
-    return _abbreviated(names, letters=2)
 
 
 def _alike(split: Sequence[Sequence[str]]) -> int:
@@ -112,8 +103,24 @@ def _alike(split: Sequence[Sequence[str]]) -> int:
     return next((i for i in range(least) if len({parts[i] for parts in split}) > 1), max(least, 0))
 
 
-def _shortened(name: str, longest: int) -> str:
-    if len(name) <= longest:
-        return name
+def _abbreviated(names: Sequence[str], letters: int) -> list[str]:
+    # A number at the end of a part is kept in full: it distinguishes blocks.
+    stems = [[(part, part.rstrip("0123456789")) for part in name.split(".")] for name in names]
+    return [".".join(stem[:letters] + part[len(stem) :] for part, stem in parts) for parts in stems]
+
+
+# The first part of a name that has no number and is not the last, with the dots around it.
+_FIRST = re.compile(r"(^|\.|…)[^.…\d]+\.")
+
+
+def _fitting(names: Sequence[str], longest: int) -> list[str]:
+    """Return `names` without as many first parts as needed, and if that is not enough, without their middles."""
+    names = [name.removesuffix(".weight") for name in names]
+    while dropped := {first[0] for name in names if len(name) > longest and (first := _FIRST.search(name))}:
+        names = [_FIRST.sub("…", n, count=1) if (f := _FIRST.search(n)) and f[0] in dropped else n for n in names]
+    return [name if len(name) <= longest else _cut(name, longest) for name in names]
+
+
+def _cut(name: str, longest: int) -> str:
     head = longest // 2
     return f"{name[:head]}…{name[len(name) - (longest - 1 - head) :]}"

@@ -243,8 +243,8 @@ def rotation_heatmap(
     if look.scale == "log":
         log_ticks(bar.ax.yaxis, low, high)
     height = ax.get_window_extent().height / figure.dpi
-    rows = stride(count, int(height / _INCHES_PER_LABEL))
-    ax.set_yticks(rows, [short_names(series.layers)[row] for row in rows], fontsize=7)
+    rows, names = stride(count, int(height / _INCHES_PER_LABEL)), short_names(series.layers)
+    ax.set_yticks(rows, [names[row] for row in rows], fontsize=7)
     ax.tick_params(axis="y", length=2)
     span(ax, series.steps)
     ax.set_xlim(edges[0], edges[-1])
