@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 from math import ceil, inf, nan
 
 import numpy as np
@@ -22,10 +23,6 @@ FULL = Lab(Archive("nowhere"), "full")
 @pytest.fixture(scope="module")
 def reports(lab):
     return {study.name: study.run(lab) for study in STUDIES}
-
-
-def verdicts(report):
-    return {verdict.says: verdict.holds for verdict in report.verdicts}
 
 
 # What is trained
@@ -113,13 +110,22 @@ def test_the_table_has_medians_over_layers(reports, study):
 
 
 @pytest.mark.parametrize("name", [study.name for study in STUDIES])
-def test_normalization_improves_the_conditioning_of_inputs_and_of_whole_gradients_and_the_loss(reports, name):
-    held = verdicts(reports[name])
-    assert held["BN improves the conditioning of the layer input, p = 50 %"]
-    assert held["BN improves the conditioning of the layer input, p = 100 %"]
-    assert held["BN improves the conditioning of the layer output-gradient, p = 100 %"]
-    assert held["and the training loss"]
-    assert held["without BN it does not converge at a rate of 0.1"] is None
+def test_normalization_improves_the_conditioning_of_most_inputs_and_of_whole_gradients_and_the_loss(reports, name):
+    """The networks have 8 layers; the input of the first are the images, and the output of the last are the scores."""
+    *compared, loss, rate = reports[name].verdicts
+    networks = [reports[name].numbers["networks"][one]["kappa"] for one in reports[name].numbers["shown"]]
+    for verdict, (factor, p) in zip(compared, product("xg", ("50", "100")), strict=True):
+        ours, theirs = (
+            np.median([[inf if one is None or np.isnan(one) else one for one in row] for row in its[factor][p]], axis=0)
+            for its in networks
+        )
+        inner = slice(1, None) if factor == "x" else slice(None, -1)
+        lower = int((ours[inner] < theirs[inner]).sum())
+        assert verdict.here.startswith(f"in {lower} of 7 layers; ")
+        assert verdict.holds is (lower == 7)  # 6 of 7 are fewer than nine of ten
+        if (factor, p) != ("g", "50"):
+            assert lower >= 6
+    assert (loss.holds, rate.holds) == (True, None)
 
 
 def test_a_report_is_saved_whole(lab, reports, tmp_path):
@@ -137,16 +143,22 @@ def test_a_network_alone_is_no_comparison(lab, reports, tmp_path):
 
 def network(name, kappas, *, rate=0.1, loss=1.0, ended=None):
     result = Result(0.5, 0.4, loss=[2.3, loss], layers=["a"], rotation=[], ended=ended)
-    values = np.array(kappas, dtype=float)[None]
+    values = np.array([*kappas, *kappas], dtype=float)[None]
     by_p = {0.5: values, 1.0: values}
-    return Network(name, rate, result, ("a",), [1], {"x": by_p, "g": by_p})
+    return Network(name, rate, result, ("a", "b"), [1], {"x": by_p, "g": by_p})
 
 
 def test_infinite_and_undefined_condition_numbers_are_higher_than_any_and_not_than_each_other():
-    rows = np.array([[1.0, 5.0, 5.0]]), np.array([[inf, nan, 4.0]])
+    rows = np.array([[1.0, 5.0, 5.0]]), np.array([[inf, nan, 6.0]])
     assert _lower(*rows) is True
     assert _lower(rows[1], rows[0]) is False
     assert _lower(np.array([[nan, inf]]), np.array([[inf, nan]])) is False
+
+
+@pytest.mark.parametrize(("layers", "holds"), [(18, True), (17, False)])
+def test_conditioning_is_better_if_it_is_so_in_nine_layers_of_ten(layers, holds):
+    ours = np.where(np.arange(20) < layers, 1.0, 9.0)[None]
+    assert _lower(ours, np.full((1, 20), 5.0)) is holds
 
 
 @pytest.mark.parametrize(

@@ -332,10 +332,41 @@ def test_conditioning_that_turns_over_in_training_is_told_of():
     plain, normalized = made(PLAIN, loss=2.3, kappa=20.0), made(BN, loss=0.1)
     normalized.kappas["g"][0.5][-1] = 90.0
     its = {one.kind: one for one in (plain, normalized)}
-    at_first, throughout = condition_verdicts(its)[2:]
+    at_first, throughout = condition_verdicts(its)[2:4]
     assert (at_first.holds, throughout.holds) == (True, False)
     assert throughout.here.startswith("κ_50%(Σ∇h) lower in 5 of 10 layers and analyses; 10 and 20 in the middle")
     assert throughout.here.endswith("in the last analysis in 0 of 5, 90 and 20")
+
+
+def learning(kind, losses, kappas):
+    """A course with an analysis in each of its steps, and κ of all layers at each."""
+    result = Result(0.5, 0.5, loss=losses, layers=["l"] * 6, rotation=[[0.0] * 6])
+    values = np.tile(np.array(kappas)[:, None], (1, 6))
+    kept = {name: {0.5: values} for name in ("x", "g")}
+    return replace(made(kind, loss=losses[-1]), result=result, steps=list(range(1, len(losses) + 1)), kappas=kept)
+
+
+@pytest.mark.parametrize(
+    ("plain", "here", "holds"),
+    [
+        ([30.0, 40.0, 60.0, 90.0], "lower in 10 of 10", True),  # κ grows as the loss falls, and is higher at each loss
+        ([30.0, 40.0, 60.0, 70.0], "lower in 5 of 10", False),
+        ([30.0, 40.0, 40.0, 70.0], "lower in 0 of 10", False),
+    ],
+)
+def test_conditioning_is_compared_where_both_networks_have_learned_as_much(plain, here, holds):
+    """Losses of 1 and 0.5 are those of steps 1 and 2 of the normalized network, which goes on to 0.01."""
+    normalized = learning(BN, [1.0, 0.5, 0.1, 0.01], [50.0, 80.0, 500.0, 5000.0])
+    its = {PLAIN: learning(PLAIN, [2.3, 2.2, 1.0, 0.5], plain), BN: normalized}
+    throughout, equal = condition_verdicts(its)[-2:]
+    assert throughout.holds is False
+    assert (equal.says.endswith("at equal training losses"), equal.holds) == (True, holds)
+    assert here in equal.here
+
+
+def test_networks_that_never_have_the_same_loss_are_not_compared_at_equal_losses():
+    its = {PLAIN: learning(PLAIN, [2.3] * 4, [9.0] * 4), BN: learning(BN, [2.31, 0.5, 0.1, 0.01], [1.0] * 4)}
+    assert len(condition_verdicts(its)) == 4
 
 
 def test_dying_neurons_of_a_normalized_network_are_not_passed_over():

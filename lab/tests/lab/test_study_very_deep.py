@@ -151,12 +151,13 @@ def test_a_network_without_gradients_to_the_end_is_dead_and_one_with_small_ones_
     assert nothing.dead is None  # the gradient of a batch may vanish where its input does not
 
 
-def test_escaping_holds_of_a_network_that_learned_not_of_a_dead_one_and_is_open_of_one_that_moves():
+def test_a_network_that_learned_has_escaped_a_dead_one_has_not_and_is_undecided_while_anything_reaches_its_weights():
     moves = course(stuck=STEPS - 100)
     its = {"learned": course(stuck=300), "moves": moves, "dead": off(moves, 301)}
+    its["nearly dead"] = off(moves, 301, but=(400, 401, 500))
     found = {name: of_depths([one], full=True)[-2:] for name, one in its.items()}
     assert {name: (stuck.holds, escapes.holds) for name, (stuck, escapes) in found.items()} == {
-        "learned": (True, True), "moves": (True, None), "dead": (True, False),
+        "learned": (True, True), "moves": (True, None), "dead": (True, False), "nearly dead": (True, None),
     }  # fmt: skip
     told = "dead since step 301: x = 0 and ∂L/∂W = 0 in 300 of 300 batches; test accuracy 40.0 %"
     assert found["dead"][1].here == told
@@ -208,6 +209,13 @@ def test_courses_unlike_the_papers_are_said_to_be_so_at_full_scale_and_undecided
     plain, stuck = course(stuck=0), course("ResNet_LastBN", large=1000.0)
     assert [verdict.holds for verdict in of_last_norm([plain, stuck], full=True)] == [False] * 4
     assert of_last_norm([plain], full=True) == of_preactivation([plain, stuck], full=True) == []
+
+
+def test_a_network_that_is_stuck_where_resnet_is_contradicts_the_paper_at_any_scale():
+    longer = [course(), course("PreResNet"), course("PreResNet_v1", stuck=400)]
+    assert [verdict.holds for verdict in of_preactivation(longer, full=False)[:2]] == [False, False]
+    never = [course(stuck=0), course("PreResNet", stuck=0), course("PreResNet_v1", stuck=0)]
+    assert [verdict.holds for verdict in of_preactivation(never, full=False)[:2]] == [None, None]
 
 
 def test_the_report_tells_when_and_how_a_network_was_stuck():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -22,6 +23,10 @@ T = TypeVar("T")
 #: A network has learned its training set from this training accuracy on, as in the rotation paper: its figure 9 leaves
 #: out networks below 90 %. A stricter threshold of a study has a name of its own (`FITS` of the rule of thumb, 99 %).
 LEARNED = 0.90
+#: The number of standard errors up to which a difference may be chance.
+APART = 2.0
+# The number of test examples; the papers' data sets have 10,000.
+_TESTED, _TESTED_DIGITS = 10_000, 1_597
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,14 @@ class Cell:
         """The standard deviation of the test accuracy over seeds, in percent; None for a single seed."""
         tests = [100 * result.test_accuracy for result in self.results]
         return float(np.std(tests, ddof=1)) if len(tests) > 1 else None
+
+    @property
+    def noise(self) -> float:
+        """The standard error of `test`: over its seeds, or for a single seed over the test examples."""
+        if self.spread is not None:
+            return self.spread / sqrt(len(self.results))
+        examples = _TESTED_DIGITS if self.task.source.name == "digits" else _TESTED
+        return sqrt(self.test * (100 - self.test) / examples)
 
     @property
     def train(self) -> float:
@@ -127,6 +140,22 @@ def cells(lab: Lab, trials: Sequence[Trial]) -> list[Cell]:
     for trial, result in zip(held, lab.run(held), strict=True):
         found.setdefault((trial.task, trial.recipe), []).append(result)
     return [Cell(task, recipe, tuple(results)) for (task, recipe), results in found.items()]
+
+
+def all_below(
+    pairs: Sequence[tuple[Cell, Cell]], value: Callable[[Cell], float], noise: Callable[[Cell], float]
+) -> bool | None:
+    """Return whether the first is below the second in all pairs; None where that may be chance.
+
+    False if any pair is reversed by more than its noise. True if none is reversed and all differences together exceed
+    their noise.
+    """
+    gains = [value(second) - value(first) for first, second in pairs]
+    squares = [noise(first) ** 2 + noise(second) ** 2 for first, second in pairs]
+    if any(gain <= -APART * sqrt(square) for gain, square in zip(gains, squares, strict=True)):
+        return False
+    sure = bool(pairs) and min(gains) > 0 and sum(gains) > APART * sqrt(sum(squares))
+    return True if sure else None
 
 
 def some(rows: Sequence[T]) -> Sequence[T]:

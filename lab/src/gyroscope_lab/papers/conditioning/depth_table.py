@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.cells import Cell, all_below, cells, some
 from gyroscope_lab.papers.conditioning.by_depth import (
     ARCHITECTURES,
     DEPTHS,
@@ -45,8 +44,6 @@ Value = Callable[[Cell], float]
 _DEEPEST = DEPTHS["full"][-1]
 # The paper's "nearly the same" is taken to mean: losses by depth lie within this share of their mean.
 _NEARLY = 0.1
-# The number of test images, and of standard errors beyond which two test errors do not differ by chance.
-_IMAGES, _APART = 10_000, 2.0
 # The colors of the depths, dark to light.
 _COLORS = ("#440154", "#2c728e", "#28ae80", "#e8a500")
 
@@ -338,7 +335,8 @@ def _of_twice_the_layers(found: Mapping[tuple[Network, float], Cell]) -> list[Ve
         return []
     here = f"train {plain.train:.1f} % against {normal.train:.1f} %"
     holds = not plain.learned and normal.learned
-    return [Verdict("of 2402 layers ResNet cannot converge and ResNet_LastBN can", "test error 5.04 %", here, holds)]
+    says = "of 2402 layers ResNet cannot converge and ResNet_LastBN can"
+    return [Verdict(says, "test error 5.04 %", here, holds, over=_among("ResNet", "ResNet_LastBN", depths=[2402]))]
 
 
 def _error(cell: Cell) -> float:
@@ -367,29 +365,12 @@ def _falls(
     column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool, noise: Value = lambda cell: 0.0
 ) -> Verdict:
     pairs = [(deeper, shallower) for (_, shallower), (_, deeper) in pairwise(column)]
-    holds = _all_below(pairs, value, noise) if full else None
+    holds = all_below(pairs, value, noise) if full else None
     return Verdict(says, "so", _listed(column, value), holds, over=_among("ResNet_LastBN"))
 
 
 def _noise(cell: Cell) -> float:
-    """The standard error of a mean test error: over its seeds, or for a single seed over the test images."""
-    if cell.spread is not None:
-        return cell.spread / sqrt(len(cell.results))
-    return sqrt(_error(cell) * cell.test / _IMAGES)
-
-
-def _all_below(pairs: Sequence[tuple[Cell, Cell]], value: Value, noise: Value) -> bool | None:
-    """Return whether the first is below the second in all pairs; None where that may be chance.
-
-    False if any pair is reversed by more than its noise. True if none is reversed and all differences together exceed
-    their noise.
-    """
-    gains = [value(second) - value(first) for first, second in pairs]
-    squares = [noise(first) ** 2 + noise(second) ** 2 for first, second in pairs]
-    if any(gain <= -_APART * sqrt(square) for gain, square in zip(gains, squares, strict=True)):
-        return False
-    sure = bool(pairs) and min(gains) > 0 and sum(gains) > _APART * sqrt(sum(squares))
-    return True if sure else None
+    return cell.noise
 
 
 def _alike(column: Sequence[tuple[int, Cell]], value: Value, *, full: bool) -> Verdict:
@@ -419,7 +400,7 @@ def _below(
     first, second = (dict(_column(found, name)) for name in names)
     both = {depth: (first[depth], second[depth]) for depth in first if depth in second}
     here = "; ".join(f"{depth}: {form.format(value(a), value(b))}" for depth, (a, b) in both.items()) or "–"
-    holds = _all_below(list(both.values()), value, noise) if full else None
+    holds = all_below(list(both.values()), value, noise) if full else None
     return Verdict(says, told, here, holds, over=_among(*names, depths=depths))
 
 
@@ -428,7 +409,7 @@ def _degenerates(column: Sequence[tuple[int, Cell]]) -> Verdict:
     by_depth = dict(column)
     deepest = by_depth.pop(_DEEPEST, None)
     pairs = [] if deepest is None else [(other, deepest) for other in by_depth.values()]
-    return Verdict(says, "so", _listed(column, _error), _all_below(pairs, _error, _noise), over=_among("ResNet"))
+    return Verdict(says, "so", _listed(column, _error), all_below(pairs, _error, _noise), over=_among("ResNet"))
 
 
 def _among(*architectures: str, depths: Sequence[int] = DEPTHS["full"]) -> Callable[[Trial], bool]:

@@ -60,6 +60,8 @@ MOSTLY = 0.9
 SHARE = 0.5
 # The loss of guessing among ten classes; a network that does not train stays within a tenth of it.
 _GUESS = log(10)
+# Above this share of it, a network has not begun to learn.
+_LEARNING = 0.9
 _PASSES = {"x": ("input", "forward"), "g": ("output gradient", "backward")}
 _WHENS = {"at first": 0, "in the end": -1}
 #: The training of a network: with the gradient of all examples, with that of batches, or with Adam on batches.
@@ -409,7 +411,7 @@ def _trains(courses: Courses) -> list[Verdict]:
             "from a random start BN trains, and Plain does not",
             "a figure of losses, no numbers",
             f"training loss {normalized.loss:.3g} and {plain.loss:.3g}; guessing has {_GUESS:.3g}",
-            normalized.loss < _GUESS / 2 and not plain.loss < 0.9 * _GUESS,
+            normalized.loss < _GUESS / 2 and not plain.loss < _LEARNING * _GUESS,
         )
     ]
 
@@ -424,6 +426,8 @@ def condition_verdicts(courses: Courses) -> list[Verdict]:
         for name, (what, _) in _PASSES.items():
             says = f"BN improves the conditioning of the layer {what}, from a {plain.kind.start} start"
             found += [_at_first(plain, normalized, name, says), _throughout(plain, normalized, name, says)]
+            if name == "g":
+                found += _at_equal_losses(plain, normalized, says)
     return found
 
 
@@ -452,6 +456,41 @@ def _throughout(plain: Course, normalized: Course, name: str, says: str) -> Verd
         f"{int((b[-1] < a[-1]).sum())} of {len(a[-1])}, {_as_text(_middle(b[-1]))} and {_as_text(_middle(a[-1]))}"
     )
     return Verdict(f"{says}: over the training", "lower κ_p", here, bool(lower >= MOSTLY * a.size))
+
+
+def _at_equal_losses(plain: Course, normalized: Course, says: str) -> list[Verdict]:
+    """The verdict on output gradients where both networks have learned as much; none if their losses do not overlap.
+
+    κ_p(Σ∇h) grows while a network learns. Step by step, a network that has learned is compared with one that has not.
+    Here each analysis of the plain network is compared with the one of the normalized network with the closest training
+    loss, if the normalized network had larger and smaller ones.
+    """
+    (theirs, a), (ours, b) = (_by_loss(one, "g") for one in (plain, normalized))
+    if not len(ours):
+        return []
+    pairs = [
+        (b[int(np.argmin(np.abs(np.log(ours / loss))))], values)
+        for loss, values in zip(theirs, a, strict=True)
+        if ours.min() <= loss <= min(ours.max(), _LEARNING * _GUESS)
+    ]
+    if not pairs:
+        return []
+    lower = sum(int((mine < other).sum()) for mine, other in pairs)
+    count = sum(len(other) for _, other in pairs)
+    here = f"κ_{percent(SHARE)}%(Σ∇h) lower in {lower} of {count} layers and analyses of Plain"
+    return [Verdict(f"{says}: at equal training losses", "not asked", here, bool(lower >= MOSTLY * count))]
+
+
+def _by_loss(course: Course, name: str) -> tuple[Values, Values]:
+    """The training losses at the analyses, between the means of epochs, and κ of the inner layers, [analyses, layers].
+
+    Analyses before the middle of the first epoch, and after that of the last, are left out.
+    """
+    epochs = len(course.result.loss)
+    middles = course.steps[-1] / epochs * (np.arange(epochs) + 0.5) + 0.5
+    losses = np.interp(course.steps, middles, course.result.loss, left=np.nan, right=np.nan)
+    known = np.isfinite(losses) & (losses > 0)
+    return losses[known], _known(course.kappas[name][SHARE], name)[known]
 
 
 def _known(values: Values, name: str) -> Values:

@@ -348,7 +348,7 @@ def of_preactivation(courses: Sequence[Course], *, full: bool) -> list[Verdict]:
             f"{without.network}: the network is stuck at ln {without.classes}, for less long than ResNet",
             "stuck, and escapes faster",
             f"{_steps(without)} against {_steps(plain)}",
-            shorter if full or shorter else None,
+            shorter if full or shorter or (plain.stuck and without.stuck) else None,
         ),
         _steady(plain, normal, full=full),
         _smaller_input(normal, [plain, without]),
@@ -402,7 +402,11 @@ def _told(one: Course) -> str:
 
 
 def _escapes(one: Course, *, full: bool) -> Verdict:
-    """The verdict on whether a network that was stuck learned in the end; one that still moves may need more steps."""
+    """The verdict on whether a network that was stuck learned in the end.
+
+    One that still moves may need more steps, and so may a dead one of which an image gets through now and then. Only if
+    no gradient reaches any weight in any batch are more steps of no use.
+    """
     steps, until = len(one.followed), None if one.stall is None else one.stall.until
     here, holds = f"not within {steps:,} steps", None
     if until is not None:
@@ -413,7 +417,7 @@ def _escapes(one: Course, *, full: bool) -> Verdict:
             f"dead since step {one.dead:,}: x = 0 and ∂L/∂W = 0 in {off.sum():,} of {len(off):,} batches; "
             f"test accuracy {100 * one.result.test_accuracy:.1f} %"
         )
-        holds = False if full else None
+        holds = False if full and off.all() else None
     return Verdict(
         f"{one.network}: it escapes from there",
         "with enough iterations",
@@ -434,7 +438,7 @@ def _steady(plain: Course, normal: Course, *, full: bool) -> Verdict:
         "no weight domination",
         f"at ln {normal.classes} for {_steps(normal)} against {_steps(plain)}; loss {normal.last_loss:.3g} against "
         f"{plain.last_loss:.3g} in the end",
-        holds if full or holds else None,
+        holds if full or plain.stuck else None,
     )
 
 

@@ -19,7 +19,7 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.at_hand import at_hand, channels, examples, pixels
-from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.cells import Cell, all_below, cells
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
@@ -264,9 +264,8 @@ def _tested(unblocked: Cell, others: Sequence[Cell]) -> Verdict:
     lost = [unblocked.test - cell.test for cell in others]
     worse = sum(points > 0 for points in lost)
     here = f"of {worse} of {len(lost)}, by {min(lost):.1f} to {max(lost):.1f} points"
-    return Verdict(
-        "but performance is degenerated, on the test set", "no numbers: a lower accuracy", here, worse == len(lost)
-    )
+    holds = all_below([(cell, unblocked) for cell in others], lambda cell: cell.test, lambda cell: cell.noise)
+    return Verdict("but performance is degenerated, on the test set", "no numbers: a lower accuracy", here, holds)
 
 
 def _tested_from_the_first(found: Mapping[str, Cell]) -> list[Verdict]:
