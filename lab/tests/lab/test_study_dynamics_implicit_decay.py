@@ -101,6 +101,14 @@ def test_trainings_that_are_unlike_it_are_said_to_be_so(lab):
     assert [one.holds for one in told.verdicts] == [False, False, False, False, None, False]
 
 
+@pytest.mark.parametrize(("tests", "holds"), [((0.90, 0.91), True), ((0.90, 0.93), False)])
+def test_accuracies_that_differ_after_the_transient_phase_contradict_the_chapter(lab, tests, holds):
+    settled = [course(rate, lab, test=test) for rate, test in zip((1.0, 3.0), tests, strict=True)]
+    assert report({"made": (settled, [])}).verdicts[4].holds is holds
+    early = course(0.01, lab, test=0.5)  # k₀ is 5,000 steps, of which it has taken 4,000
+    assert report({"made": ([early, *settled[:1]], [])}).verdicts[4].holds is None
+
+
 def test_of_some_steps_equation_19_takes_gradients_to_hold_in_between(lab):
     whole = course(0.3, lab, steps=100)
     some = Course(0.3, whole.layers, whole.steps[::10], whole.norms[::10], whole.gradients[::10], whole.result)

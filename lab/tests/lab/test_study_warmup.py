@@ -132,6 +132,15 @@ def test_results_unlike_the_papers_are_said_to_be_so(tmp_path):
     assert TABLE5.run(lab).verdicts[0].holds is False
 
 
+@pytest.mark.parametrize(("without", "with_one", "holds"), [(0.1, 0.75, True), (0.6, 0.75, False), (0.1, 0.19, False)])
+def test_nothing_is_learned_without_a_warm_up_only_where_accuracy_stays_low_and_only_then(
+    tmp_path, without, with_one, holds
+):
+    accuracies = {which: lambda epoch, its=which: with_one if its else without for which in (0, 5, 10, 15, None)}
+    lab = full_scale(tmp_path, accuracies, {}, TESTS)
+    assert FIG4.run(lab).verdicts[0].holds is holds
+
+
 def test_the_figure_shows_rotation_above_training_accuracy_over_the_first_25_epochs(tmp_path):
     lab = full_scale(tmp_path, dict.fromkeys(TESTS, lambda epoch: epoch / 200), {}, TESTS)
     axes = FIG4.run(lab).figures["figure"].axes[:10]

@@ -343,7 +343,7 @@ def _verdicts(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Verdict, ...]:
             "–",
             f"from {_effective(plain, 1)[0]:.3g} to {from_start[-1]:.3g}; "
             f"α̂ of the last quarter of the steps is {rests:.2f} times that of the quarter before",
-            True if 1 / _STAYS < rests < _STAYS else None,
+            _rests(from_start),
         ),
         Verdict(
             "the remaining difference is rounding, magnified by training",
@@ -361,6 +361,12 @@ def _verdicts(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Verdict, ...]:
             max(usual.apart) > _SAME,
         ),
     )  # fmt: skip
+
+
+def _rests(levels: Sequence[float]) -> bool | None:
+    """Return whether the last of several levels is that of the one before; None while they change less and less."""
+    changes = np.abs(np.diff(np.log(levels)))
+    return True if changes[-1] < np.log(_STAYS) else None if changes[-1] < changes[-2:][0] else False
 
 
 def _said_levels(levels: Sequence[float]) -> str:

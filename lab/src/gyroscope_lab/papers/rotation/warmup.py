@@ -34,6 +34,8 @@ PAPER: dict[int | None, tuple[float, float]] = {
 }  # fmt: skip
 #: The epochs that figure 4 shows.
 SHOWN = 25
+#: Training accuracies, in percent, at which a network has learned nothing, as in the authors' code, and has learned.
+NOTHING, LEARNS = 20.0, 50.0
 #: A training accuracy falls if it is lower than an epoch before by more than this.
 FALL = 0.05
 #: The names of the conditioning paper's networks without LastBN and with it, up to their depth.
@@ -250,7 +252,7 @@ def _verdicts(lab: Lab, found: Sequence[Cell]) -> list[Verdict]:
             f"without a warm-up SGD learns nothing in the first {SHOWN} epochs, with one it learns",
             "75 % with one, no improvement without",
             f"{early[0]:.1f} % without, {min(early[1:-1]):.1f} % and more with one",
-            _only_deep(lab, early[0] < min(early[1:-1]) - 5.0),
+            _only_deep(lab, early[0] <= NOTHING and min(early[1:-1]) >= LEARNS),
         ),
         Verdict(
             "without a warm-up SGD generalizes worse",
