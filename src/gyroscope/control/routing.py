@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
 from gyroscope.control.joint import Rule
-from gyroscope.layers.class_names import wrapped_in
+from gyroscope.layers.class_names import unwrapped, wrapped_in
 from gyroscope.layers.layer import Granularity, Layer, layers, patterns, split
 
 Role = Literal["matrix", "embedding", "head", "tied head", "router", "other"]
@@ -113,7 +113,7 @@ def _heads(model: nn.Module, found: Sequence[Layer]) -> set[int]:
     something else must read. With it come the linear layers of its list or dict, if they have equal inputs and cannot
     be a chain: other heads.
     """
-    inside = _inside(model)
+    inside = unwrapped(model)
     known = getattr(inside, "get_output_embeddings", None)
     head = None
     if callable(known):
@@ -148,20 +148,14 @@ def _linear_siblings(holder: nn.Module) -> list[Tensor]:
     """Return the weights of the linear layers directly in a list or dict of modules, which has no order of its own."""
     if not isinstance(holder, nn.ModuleList | nn.ModuleDict):
         return []
-    return [module.weight for module in map(_inside, holder.children()) if isinstance(module, nn.Linear)]
-
-
-def _inside(model: nn.Module) -> Any:
-    while (wrapped := wrapped_in(model)) is not None:
-        model = getattr(model, wrapped)
-    return model
+    return [module.weight for module in map(unwrapped, holder.children()) if isinstance(module, nn.Linear)]
 
 
 def _module(model: nn.Module, path: Sequence[str]) -> nn.Module:
     """Return the module at a path of names without wrappers."""
-    module: nn.Module = _inside(model)
+    module: nn.Module = unwrapped(model)
     for name in path:
-        module = _inside(module._modules[name])  # type: ignore[arg-type]
+        module = unwrapped(module._modules[name])
     return module
 
 

@@ -40,6 +40,13 @@ def wrapped_in(module: nn.Module) -> str | None:
     return next((attribute for attribute in attributes if attribute in module._modules), None)
 
 
+def unwrapped(module: Any) -> Any:
+    """Return the user's module, without known wrappers around it."""
+    while (wrapped := wrapped_in(module)) is not None:
+        module = getattr(module, wrapped)
+    return module
+
+
 def is_conv1d(module: nn.Module) -> bool:
     """Return True for transformers' `Conv1D`, a linear module with weight [in, out]."""
     return "Conv1D" in ancestry(module) and hasattr(module, "nf")

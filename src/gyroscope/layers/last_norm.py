@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gyroscope.base.accepted import choice, whole
 from gyroscope.errors import LayerError
-from gyroscope.layers.class_names import ancestry, wrapped_in
+from gyroscope.layers.class_names import ancestry, unwrapped
 from gyroscope.layers.layer import Layer
 from gyroscope.layers.output_layer import around, features, last_linear, owner
 
@@ -158,8 +158,7 @@ class _FirstPass:
         self.name, self.runs = name, 0
 
     def watch(self, model: nn.Module, norm: nn.Module) -> None:
-        while (wrapped := wrapped_in(model)) is not None:
-            model = getattr(model, wrapped)
+        model = unwrapped(model)
         model.register_forward_pre_hook(self.begin)
         norm.register_forward_hook(self.count)
         model.register_forward_hook(self.end)

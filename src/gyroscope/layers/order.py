@@ -7,7 +7,7 @@ parametrization. Module hooks would see only calls of modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gyroscope.errors import LayerError
-from gyroscope.layers.untouched import evaluating, tensors, untouched
+from gyroscope.layers.untouched import called, tensors
 
 
 def forward_order(model: nn.Module, parameters: Sequence[Tensor], sample: object) -> list[int]:
@@ -46,26 +46,9 @@ def forward_order(model: nn.Module, parameters: Sequence[Tensor], sample: object
 
 
 def _first_calls(model: nn.Module, parameters: Sequence[Tensor], sample: object) -> dict[int, int]:
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    match sample:
-        case tuple():
-            args = sample
-        case Mapping():
-            kwargs = dict(sample)
-        case _:
-            args = (sample,)
     record = _FirstUse(parameters)
-    with _restored(model), untouched(model, (args, kwargs)), torch.no_grad():
-        try:
-            with evaluating(model), record:
-                model(*args, **kwargs)
-        except Exception as error:
-            raise LayerError(
-                f"The forward pass of {type(model).__name__} on `sample` failed with "
-                f"{type(error).__name__}: {error}. Pass a tensor, a tuple of positional arguments or a dict "
-                "of keyword arguments, on the model's device, or leave `sample` out for registration order."
-            ) from error
+    with _restored(model):
+        called(model, sample, record)
     return record.first
 
 

@@ -23,9 +23,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gyroscope.errors import LayerError
-from gyroscope.layers.class_names import ancestry, is_conv1d, is_norm, wrapped_in
+from gyroscope.layers.class_names import ancestry, is_conv1d, is_norm, unwrapped
 from gyroscope.layers.layer import Layer, layers
-from gyroscope.layers.untouched import evaluating, tensors, untouched
+from gyroscope.layers.untouched import called, tensors
 
 # Modules that change no number.
 _CHANGES_NO_NUMBER = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
@@ -319,21 +319,10 @@ def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
     Ending(last=(0,), calls=(1, 1), normalized=("'norm'", None), after=('',))
     """
     # A parallel wrapper would send the sample elsewhere.
-    while (wrapped := wrapped_in(model)) is not None:
-        model = getattr(model, wrapped)
-    args = sample if isinstance(sample, tuple) else () if isinstance(sample, Mapping) else (sample,)
-    kwargs = dict(sample) if isinstance(sample, Mapping) else {}
-    follow = _Follow([layer.parameter for layer in layers], matrices(model, layers), tensors((args, kwargs)))
-    with untouched(model), evaluating(model), _Inputs(model, layers, follow) as inputs, torch.no_grad():
-        try:
-            with follow:
-                outputs = model(*args, **kwargs)
-        except Exception as error:
-            raise LayerError(
-                f"The forward pass of {type(model).__name__} on `sample` failed with {type(error).__name__}: {error}. "
-                "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device."
-            ) from error
-    ends = tensors(outputs)
+    model = unwrapped(model)
+    follow = _Follow([layer.parameter for layer in layers], matrices(model, layers), tensors(sample))
+    with _Inputs(model, layers, follow) as inputs:
+        ends = tensors(called(model, sample, follow))
     last = follow.last(ends)
     after = tuple(follow.after(ends, position) for position in last)
     return Ending(last, tuple(inputs.calls), tuple(inputs.normalized), after)

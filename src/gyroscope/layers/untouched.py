@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from gyroscope.errors import ConditioningError
+from gyroscope.errors import ConditioningError, LayerError
 
 
 @contextmanager
@@ -112,6 +113,31 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fastpath)
             for module, flag in training:
                 module.training = flag
+
+
+def called(model: nn.Module, sample: object, mode: TorchFunctionMode) -> Any:
+    """Return the output of `model` for a sample from one forward pass in evaluation mode, seen by `mode`.
+
+    Args:
+        model: any module; it and the random state are left as they were.
+        sample: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        mode: the torch-function mode that the pass runs under.
+
+    Raises:
+        LayerError: the pass fails.
+    """
+    args = sample if isinstance(sample, tuple) else () if isinstance(sample, Mapping) else (sample,)
+    kwargs = dict(sample) if isinstance(sample, Mapping) else {}
+    with untouched(model, (args, kwargs)), evaluating(model), torch.no_grad():
+        try:
+            with mode:
+                return model(*args, **kwargs)
+        except Exception as error:
+            raise LayerError(
+                f"The forward pass of {type(model).__name__} on `sample` failed with {type(error).__name__}: {error}. "
+                "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device, "
+                "or leave `sample` out."
+            ) from error
 
 
 @contextmanager

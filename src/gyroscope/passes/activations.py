@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gyroscope.base.hooks import is_capturing, listens
 from gyroscope.errors import MonitorError
+from gyroscope.layers.class_names import is_norm
 from gyroscope.layers.layer import Layer
 from gyroscope.store.record import QuantityInfo
 from gyroscope.vectors.eager import accumulator
@@ -56,7 +57,6 @@ _GOLDEN = 40503  # 2¹⁶ divided by the golden ratio: its multiples fill 0..2¹
 Role = int | Literal["norm", "rectifier"]
 
 _RECTIFIER = re.compile(r"relu|elu|silu|swish|mish|^threshold$", re.IGNORECASE)
-_NORM = re.compile(r"Norm([123]d)?$")
 
 _LOG = logging.getLogger("gyroscope")
 
@@ -344,10 +344,9 @@ def _roles(modules: Sequence[nn.Module], layers: Sequence[Layer]) -> dict[int, R
 
 @lru_cache(maxsize=1024)
 def _role_of(kind: Any) -> Literal["norm", "rectifier"] | None:
-    names = [cls.__name__ for cls in kind.__mro__]
-    if any(_NORM.search(name) for name in names):
+    if is_norm(kind):
         return "norm"
-    return "rectifier" if any(_RECTIFIER.search(name) for name in names) else None
+    return "rectifier" if any(_RECTIFIER.search(cls.__name__) for cls in kind.__mro__) else None
 
 
 def _activity_threshold(module: nn.Module) -> float:
