@@ -61,6 +61,57 @@ def test_a_run_started_over_with_the_same_weights_begins_at_step_0(tmp_path):
     assert run.steps.tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("logs", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_no_step_was_taken_of_stays_as_it_is(tmp_path, caplog, logs, fails):
+    """As when a script is started a second time, and is stopped before its first step."""
+    train(net(), tmp_path / "run", range(6))
+    before = (tmp_path / "run" / "run.sqlite").read_bytes()
+    model = net(seed=5)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        gyroscope.watch(model, momentum(model.parameters()), tmp_path / "run", **PLAIN) as monitor,
+    ):
+        if logs:
+            monitor.log(accuracy=0.1)
+        if fails:
+            raise KeyboardInterrupt
+    assert monitor.error is None
+    monitor.flush()
+    assert (tmp_path / "run" / "run.sqlite").read_bytes() == before
+    assert gyroscope.load(tmp_path / "run").state == "ended"
+    assert ("What was logged is dropped" in caplog.text) == logs
+    train(model, tmp_path / "run", range(2))  # nobody holds its lock
+
+
+def test_what_is_logged_of_the_weights_of_a_run_is_kept_without_a_step(tmp_path):
+    model = net()
+    train(model, tmp_path / "run", range(6))
+    with gyroscope.watch(model, momentum(model.parameters()), tmp_path / "run", **PLAIN) as monitor:
+        monitor.log(accuracy=0.1)
+    run = gyroscope.load(tmp_path / "run")
+    assert run.steps.tolist() == list(range(7))
+    assert run.scalars["accuracy"].steps.tolist() == [6]
+
+
+@pytest.mark.parametrize("how", ["weights", "state", "step", "new"])
+def test_what_is_logged_before_the_first_step_is_of_the_step_that_training_is_at(tmp_path, how):
+    """As by a script that validates first: it must not replace what was logged at step 0."""
+    model = net()
+    state = train(model, tmp_path / "run", range(6))
+    folder, step = tmp_path / ("other" if how == "new" else "run"), 6 if how in ("step", "new") else None
+    optimizer = momentum(model.parameters())
+    with gyroscope.watch(model, optimizer, folder, step=step, **PLAIN) as monitor:
+        monitor.log(accuracy=0.1)
+        monitor.note("validated")
+        if how == "state":
+            monitor.load_state_dict(state)
+        go(model, optimizer, range(6, 8))
+    run = gyroscope.load(folder)
+    assert run.scalars["accuracy"].steps.tolist() == [6]
+    assert [event.step for event in run.events if event.text == "validated"] == [6]
+
+
 def test_a_slow_run_goes_on_at_the_step_of_its_checkpoint(tmp_path):
     model = net()
     train(model, tmp_path / "run", range(4), lr=1e-5)

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from time import thread_time
@@ -163,7 +163,7 @@ class Recorder:
 
     def reference(self, saved: Saved, file: str, *, adds: bool = False) -> None:
         """Write the reference into the run's folder, on the writer's thread; or what `adds` to that in `file`."""
-        self.writer.put(Deferred(write_all, (saved, self.path / file, adds)))
+        self.writer.put(Deferred(write_all, (saved, self.path / file, adds), small=True))
 
     def close(self, *, interrupted: bool = False) -> None:
         """Finish the run, and release the model."""
@@ -172,7 +172,7 @@ class Recorder:
                 self.flush()
         if self._live is not None and self.writer.open:
             with suppress(Exception):  # the run is closed in any case
-                self.writer.put(Deferred(self._concluded, None))
+                self.writer.put(Deferred(self._concluded, None, small=True))
         self.writer.close(interrupted=interrupted)
         self._tracks, self._details = (), ()
         self._dropped.detach()
@@ -434,10 +434,7 @@ class Chronicle:
                 "The model was sharded after `watch`, so other ranks do not take part in measuring. Call watch after "
                 "fully_shard, or after accelerator.prepare, on all ranks."
             )
-        start = beginning(
-            self._existing, self._tracks, self.about.members, loaded=self.loaded, step=self._step_given,
-            own_reference=self._own_reference, shared=self.about.shared,
-        )  # fmt: skip
+        start = self._beginning()
         for track in self._tracks:
             if start.adopt is not None:
                 track.exchange(start.adopt.hold(track, self.about.held))
@@ -446,6 +443,21 @@ class Chronicle:
         saved = Saved.of(self._tracks) if start.new_reference else None
         if self.about.writes:
             self._write(start, saved)
+
+    def _beginning(self) -> Beginning:
+        return beginning(
+            self._existing, self._tracks, self.about.members, loaded=self.loaded, step=self._step_given,
+            own_reference=self._own_reference, shared=self.about.shared,
+        )  # fmt: skip
+
+    def _leaves(self) -> bool:
+        """Return True if a run that no step was taken of stays as it is: a new attempt would hide what it shows."""
+        logged = any(what == "numbers" or payload[1] == "note" for what, payload in self._waiting)
+        there, logged = agreed((self._existing is not None, logged), self.about.shared)
+        if there and logged and self._beginning().warning is not None:
+            _LOG.warning("%s stays as it is: no step was taken. What was logged is dropped.", self.about.path)
+            return True
+        return there and not logged
 
     def restart(self) -> None:
         """Start a new attempt after a state was loaded; later records are kept, but no longer shown."""
@@ -488,6 +500,8 @@ class Chronicle:
 
     def end(self) -> None:
         """Record the last step, if it was not measured."""
+        if not self.begun and self._leaves():
+            return
         self.begin()
         for part, track in enumerate(self._tracks):
             if track.taken > track.measured_at:
@@ -520,8 +534,9 @@ class Chronicle:
             for part, measured in enumerate(self._zero):
                 recorder.measured(part, measured, {})
         waiting, self._waiting = self._waiting, []
-        for what, payload in waiting:
-            self._put(what, payload)
+        for what, payload in waiting:  # from before the step was known
+            at = self.steps
+            self._put(what, replace(payload, step=at) if what == "numbers" else (at, *payload[1:]))
 
     def _open(self, step: int, reference_file: str | None) -> Recorder:
         about = self.about
@@ -540,11 +555,12 @@ class Chronicle:
         return Live(about.layers, meta, mute=about.mute, resumes=earlier) if about.diagnoses else None
 
     def close(self, *, interrupted: bool) -> None:
-        """Finish the run, or unlock one that was not opened again."""
+        """Finish the run, or unlock one that was not opened again: what waited for its first step is dropped."""
         if self.recorder is not None:
             self.recorder.close(interrupted=interrupted)
         elif self._existing is not None:
             self._existing.lock.release()
+        self._waiting = []
 
     def discard(self) -> None:
         """Close the run and, if it is new, remove it, for a monitor that could not be made."""
