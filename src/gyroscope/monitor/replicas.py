@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gyroscope.base.hooks import is_capturing
 from gyroscope.layers.layer import Layer
 from gyroscope.vectors.layout import is_sharded
 
@@ -64,7 +65,7 @@ class Replicas:
         return optimizer.register_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
-        if not self._on or torch.compiler.is_compiling():
+        if not self._on or torch.compiler.is_compiling() or is_capturing():
             return
         self._taken += 1
         if self._taken == self._due:
