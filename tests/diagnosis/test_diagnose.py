@@ -381,3 +381,15 @@ def test_of_a_long_run_few_rows_are_kept_in_memory():
             live.measured(0, [step], {"input_rms": np.ones((1, 2), dtype=np.float32)})
     assert len(live._rows) <= 4 * MOST + 1
     assert {0, 1, 19_998, 19_999} <= set(live._rows)
+
+
+def test_of_a_long_run_losses_are_kept_evenly_whatever_is_logged_between_them():
+    live = Live([LayerInfo("a", "linear", (2, 2))], {})
+    live.measured(0, [0], {"weight_norm": np.ones((1, 1), dtype=np.float32)})
+    for step in range(20_000):
+        live.heard(step, {"accuracy": 0.5})
+        live.heard(step, {"loss": 1.0})
+    steps = live._course().loss_steps
+    assert (steps[0], steps[-1]) == (0, 19_999)
+    assert np.diff(steps).max() < 20_000 / MOST
+    assert len(steps) < 20_000 / 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnosis.course import DETAILS, MOST, RANKS_DIFFER, SERIES, Course, course_of, loss_of, thinned
+from gyroscope.diagnosis.course import DETAILS, LOSSES, MOST, RANKS_DIFFER, SERIES, Course, course_of, loss_of, thinned
 from gyroscope.diagnosis.diagnose import findings, ordered
 from gyroscope.diagnosis.finding import Finding
 from gyroscope.errors import GyroscopeError
@@ -23,8 +22,8 @@ from gyroscope.store.record import LayerInfo
 _FIRST, _APART = 10, 1.3
 # Steps after which a finding about a whole course may be stated, and how much the learning rate may still rise then.
 _PATIENCE, _RISING = 500, 1.2
-# Losses that are kept: twice as many at most, half of which are then left out evenly.
-_LOSSES = 4 * MOST
+# The most numbers of one name that are kept.
+_NUMBERS = 8 * MOST
 # Kinds that hold at once, whatever follows.
 _AT_ONCE = frozenset({
     "replaced", "not_in_optimizer", "frozen", "ranks_differ", "gradients_accumulate", "large_weights", "zero_weights",
@@ -32,6 +31,27 @@ _AT_ONCE = frozenset({
 })  # fmt: skip
 
 Values = npt.NDArray[np.float32]
+
+
+class _Curve:
+    """The numbers of one name: every n-th and the last. When too many are kept, n doubles."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[int, float]] = []
+        self._last = (0, 0.0)
+        self._heard, self._every = 0, 1
+
+    def add(self, step: int, value: float) -> None:
+        self._last = step, value
+        if self._heard % self._every == 0:
+            self._kept.append(self._last)
+        self._heard += 1
+        if len(self._kept) > _NUMBERS:
+            self._kept, self._every = self._kept[::2], 2 * self._every
+
+    def all(self) -> list[tuple[int, float]]:
+        kept, last = list(self._kept), self._last
+        return kept if not kept or kept[-1] is last else [*kept, last]
 
 
 class Live:
@@ -59,13 +79,15 @@ class Live:
         parts = range(1 + max((layer.part for layer in layers), default=0))
         self._members = [[i for i, layer in enumerate(layers) if layer.part == part] for part in parts]
         self._rows: dict[int, dict[str, npt.NDArray[np.float64]]] = {}
-        self._losses: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._curves = {name: _Curve() for name in (*LOSSES, RANKS_DIFFER)}
         self._seen, self._next, self._stated = 0, float(_FIRST), set[str]()
         self._resumes = resumes
 
     def heard(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers of the whole network; called on any thread."""
-        self._losses.append((step, values))
+        """Record numbers of the whole network, of which the rules read some; called on any thread."""
+        for name, value in values.items():
+            if name in self._curves:
+                self._curves[name].add(step, value)
 
     def measured(self, part: int, steps: Iterable[int], values: Mapping[str, Values]) -> None:
         """Record the values [steps, layers of the part] of some steps."""
@@ -114,24 +136,16 @@ class Live:
             sampled = [step for step in steps if any(name in self._rows[step] for name in DETAILS)]
             kept = {some[i] for some in (steps, sampled) for i in thinned(len(some)).tolist()}
             self._rows = {step: self._rows[step] for step in steps if step in kept}
-        while len(self._losses) > 2 * _LOSSES:
-            self._losses = deque(list(self._losses)[::2])
 
     def _course(self) -> Course:
         steps = sorted(self._rows)
         unknown = np.full(len(self._layers), np.nan)
         names = {name for row in self._rows.values() for name in row}
         series = {name: np.array([self._rows[step].get(name, unknown) for step in steps]) for name in names}
-        curves: dict[str, tuple[list[int], list[float]]] = {}
-        for step, values in list(self._losses):
-            for name, value in values.items():
-                at, curve = curves.setdefault(name, ([], []))
-                at.append(step)
-                curve.append(value)
-        loss_steps, loss = loss_of(curves)
+        curves = {name: curve.all() for name, curve in self._curves.items()}
+        loss_steps, loss = loss_of({name: ([k for k, _ in of], [y for _, y in of]) for name, of in curves.items()})
         at_all = np.array(steps, dtype=np.int64)
-        apart = tuple(zip(*curves.get(RANKS_DIFFER, ((), ())), strict=True))
-        return Course(self._layers, at_all, series, loss_steps, loss, self._meta, apart=apart)
+        return Course(self._layers, at_all, series, loss_steps, loss, self._meta, apart=tuple(curves[RANKS_DIFFER]))
 
     @staticmethod
     def _settled(course: Course) -> bool:
