@@ -22,7 +22,7 @@ from gyroscope.errors import FigureError
 from gyroscope.figures.log_axis import edged, log_ticks, say
 from gyroscope.figures.looks import short_names
 from gyroscope.figures.over_depth import SAYS, Color, Dash, Line, Mark, colors, draw_marked
-from gyroscope.store.labels import Look, limits, look_of
+from gyroscope.store.labels import Look, Scale, limits, look_of
 
 Style = Literal["-", "--", ":"]
 Corner = Literal["best", "upper left", "lower left"]
@@ -360,7 +360,7 @@ def _sums(values: Values, width: int) -> Values:
 
 # With more layers than this, noise hides the lines.
 _FEW = 4
-# Values that change by less than this share from one to the next need no smoothing.
+# Values that are less than this share away from the mean of their neighbors need no smoothing.
 _CALM = 0.02
 
 
@@ -379,7 +379,7 @@ def draw_course(ax: Axes, steps: npt.ArrayLike, values: Values, *, depth: Values
     """
     log = look.scale == "log"
     known = np.where(values > 0, values, np.nan) if log else values
-    width = window(len(values)) if look.noisy and len(depth) > _FEW and not _calm(known, log) else 1
+    width = window(len(values)) if look.noisy and len(depth) > _FEW and not _calm(known, look.scale) else 1
     if width > 1 and len(depth) <= NAMED:
         for layer, where in enumerate(depth):
             _shade(ax, steps, known[:, layer : layer + 1], width, DEPTH(float(where)), alpha=0.2)
@@ -399,10 +399,11 @@ def said(width: int) -> str:
     return "step" if width == 1 else f"step (moving mean of {width:,}; shaded: single values)"
 
 
-def _calm(values: Values, log: bool) -> bool:
-    change = np.abs(np.diff(np.log(values) if log else values, axis=0))
-    known = change[~np.isnan(change)]
-    return not known.size or bool(np.median(known) < _CALM)
+def _calm(values: Values, scale: Scale | None) -> bool:
+    values = np.log(values) if scale == "log" else values
+    bend = np.abs(np.diff(values, 2, axis=0)) / 2  # 0 for a trend, which is no noise
+    size = np.nanmedian(np.abs(values)) if scale == "linear" else 1.0
+    return not np.isfinite(bend).any() or bool(np.nanmedian(bend) <= _CALM * size)
 
 
 def _shade(ax: Axes, steps: npt.ArrayLike, values: Values, width: int, color: Any, alpha: float = 1.0) -> None:
