@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from gyroscope_lab import models
-from gyroscope_lab.papers.dynamics.adagrad import PLANS, STUDIES, Arm, Setting, arms, exponent, report, trained
+from gyroscope_lab.papers.dynamics.adagrad import PLANS, STUDIES, Setting, arms, exponent, exponents, report, trained
+from gyroscope_lab.papers.dynamics.measurements import Arm
 
 [STUDY] = STUDIES
 PLAN = PLANS["smoke"]
@@ -60,7 +61,7 @@ def test_trainings_are_those_of_a_loop_by_hand(lab, method, rate):
 def test_at_held_weights_the_ratio_falls_as_the_root_of_the_steps(lab, found):
     _, held = arms(lab)
     assert held.rate == 0.0
-    assert held.exponents("ratio") == pytest.approx([-0.5], abs=0.05)
+    assert exponents(held, "ratio") == pytest.approx([-0.5], abs=0.05)
     assert found.verdicts[0].holds
 
 

@@ -16,7 +16,6 @@ from gyroscope_lab.papers.dynamics.ics import (
     PLANS,
     STUDIES,
     THROUGH,
-    Curve,
     Setting,
     centered_at,
     network,
@@ -25,7 +24,7 @@ from gyroscope_lab.papers.dynamics.ics import (
     trained,
     training,
 )
-from gyroscope_lab.papers.dynamics.measurements import followed, kept, mean_curve, training_of
+from gyroscope_lab.papers.dynamics.measurements import Arm, followed, kept, mean_curve, training_of
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
@@ -50,8 +49,12 @@ def setting(method="SGD", rate=0.1, moved=0.0):
     return Setting(PLAN.source, PLAN.depth, PLAN.width, PLAN.schedule, method, rate, moved, 0)
 
 
-def curve(method, moved, loss):
-    return Curve(method, moved, 0.1, np.array([loss, loss]), [90.0], 0.5)
+def arms(losses):
+    """Arms by method and shift, from their mean losses."""
+    return {key: Arm(key[0], 0.1, [{"loss": [loss, loss], "test": 90.0}]) for key, loss in losses.items()}
+
+
+ALIKE = arms({(method, moved): 1.0 for method in PLAN.rates for moved in (0.0, 2.0)})
 
 
 # The loop
@@ -124,8 +127,7 @@ def test_undamped_kfac_takes_the_same_steps_wherever_the_inputs_are_and_damped_k
     assert apart[0.0] < 1e-8 < 1e-3 < apart[0.03]
     [said] = [one for one in found.verdicts if "undamped" in one.says]
     assert said.holds
-    spectra, curves = found.numbers["spectra"], [curve(method, moved, 1.0) for method in PLAN.rates for moved in (0, 2)]
-    told = verdicts(report(2.0, 0.5, curves, spectra, {0.0: 0.01, 0.03: 0.01}))
+    told = verdicts(report(2.0, 0.5, ALIKE, found.numbers["spectra"], {0.0: 0.01, 0.03: 0.01}))
     assert told["undamped K-FAC takes the same steps wherever the inputs are"] is False
 
 
@@ -190,8 +192,7 @@ def test_outliers_are_gone_that_are_no_larger_than_those_of_centered_inputs(foun
     told = ("start", "end")
     spectra = dict(found.numbers["spectra"])
     spectra |= {FIXED: largest(10.0), CENTERED: largest(centered), THROUGH: largest(through)}
-    curves = [curve(method, moved, 1.0) for method in PLAN.rates for moved in (0.0, 2.0)]
-    [said] = [one for one in report(2.0, 0.5, curves, spectra, STEPS).verdicts if "the effect of the means" in one.says]
+    [said] = [one for one in report(2.0, 0.5, ALIKE, spectra, STEPS).verdicts if "the effect of the means" in one.says]
     assert said.holds is holds
     assert f"It is then {through:.0f} and {through:.0f} times" in said.here
 
@@ -206,9 +207,9 @@ def test_a_cost_that_stays_and_one_that_cannot_be_told_are_told_apart(found):
     methods = ("SGD, BN", "quasi-diagonal", "K-FAC")
 
     def gone(plain, others):
-        curves = [curve("SGD", 0.0, 1.0), curve("SGD", 2.0, plain)]
-        curves += [curve(method, moved, 1.0 if not moved else others) for method in methods for moved in (0.0, 2.0)]
-        told = verdicts(report(2.0, 0.5, curves, spectra, STEPS))
+        losses = {("SGD", 0.0): 1.0, ("SGD", 2.0): plain}
+        losses |= {(method, moved): others if moved else 1.0 for method in methods for moved in (0.0, 2.0)}
+        told = verdicts(report(2.0, 0.5, arms(losses), spectra, STEPS))
         names = ("SGD, BN", "quasi-diagonal", "K-FAC, damped,")
         return {told[f"{name} removes the cost of the means"] for name in names}
 

@@ -9,13 +9,13 @@ from gyroscope_lab.papers.dynamics.knockout import (
     KINDS,
     PLANS,
     STUDIES,
-    Arm,
     Drift,
     Setting,
     network,
     trained,
     verdicts,
 )
+from gyroscope_lab.papers.dynamics.measurements import Arm
 from gyroscope_lab.training.archive import Archive
 
 [STUDY] = STUDIES
@@ -32,13 +32,13 @@ def setting(kind, **others):
 
 
 def arm(kind, loss, drift):
-    return Arm(kind, 0.1, np.array([loss]), [drift], [90.0], 0.5)
+    return Arm(kind, 0.1, [{"loss": [loss], "drift": drift, "test": 90.0}])
 
 
 def held(plain, normal, noisy, spared, drifts=(0.4, 0.0, 0.4, 0.3)):
     losses = (plain, normal, noisy, spared)
     arms = [arm(kind, loss, drift) for kind, loss, drift in zip(KINDS, losses, drifts, strict=True)]
-    return [verdict.holds for verdict in verdicts(arms)]
+    return [verdict.holds for verdict in verdicts(arms, 0.5)]
 
 
 def test_all_kinds_start_from_the_same_weights(lab):
@@ -100,6 +100,7 @@ def test_noise_that_takes_all_of_the_gain_is_no_small_matter():
     assert held(1.0, 0.2, 0.25, 0.2) == [True, True, True, True, True]
     assert held(1.0, 0.2, 1.1, 0.9) == [True, True, False, False, False]
     assert held(0.2, 0.3, 0.4, 0.3)[1:4] == [False, None, None]
+    assert held(None, 0.3, None, 0.3) == [True, True, None, None, False]  # there is no share of a gain without end
     assert held(1.0, 0.2, 0.25, 0.2, drifts=(0.4, 0.0, 0.1, 0.1))[0] is False
 
 

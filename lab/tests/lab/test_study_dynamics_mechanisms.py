@@ -17,7 +17,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics import mechanism1 as m1
 from gyroscope_lab.papers.dynamics import mechanism2 as m2
 from gyroscope_lab.papers.dynamics import mechanism3 as m3
-from gyroscope_lab.papers.dynamics.measurements import gain, reproduced
+from gyroscope_lab.papers.dynamics.measurements import Arm, gain, reproduced
 from gyroscope_lab.training.archive import Archive
 
 STUDIES = (*m1.STUDIES, *m2.STUDIES, *m3.STUDIES)
@@ -32,6 +32,11 @@ def setting1(method=0, decayed="none", seed=0):
     plan = m1.PLANS["smoke"]
     of = plan.methods[method]
     return m1.Setting(plan.source, plan.model, plan.options, plan.schedule, plan.augmentation, of, decayed, seed)
+
+
+def arm1(kind, tests, effective):
+    runs = [{"test": test, "loss": [1.0] * (len(effective) - 1), "effective": effective[:, None]} for test in tests]
+    return Arm(kind, 0.1, runs)
 
 
 def holds(report):
@@ -106,8 +111,8 @@ def test_effective_rates_before_the_first_cut_are_those_of_the_last_epoch_at_the
     # A rate that is cut, over norms that stay; and one that is cut over norms that shrink, a tenth an epoch.
     rates = np.array([1.0, *(schedule.multiplier(epoch) for epoch in range(schedule.epochs))])
     grown = {kind: 1.1 ** np.arange(len(rates)) if kind == "normalized" else 1.0 for kind in m1.ARMS}
-    arms = [m1.Arm("SGD", kind, [90.0, 91.0], np.ones(schedule.epochs), rates * grown[kind]) for kind in m1.ARMS]
-    told = m1.report(arms, schedule)
+    arms = {kind: arm1(kind, [90.0, 91.0], rates * grown[kind]) for kind in m1.ARMS}
+    told = m1.report({"SGD": arms}, schedule)
     at = next(epoch for epoch, rate in enumerate(rates) if rate < 1) - 1
     assert [row[5] for row in told.tables[0].rows if row[1] == "no decay"] == ["1"]
     [row] = [row for row in told.tables[0].rows if row[1] == "decay of normalized layers"]
@@ -117,7 +122,7 @@ def test_effective_rates_before_the_first_cut_are_those_of_the_last_epoch_at_the
 
 def test_an_effective_rate_that_is_higher_by_a_hundredth_is_not_raised():
     rates = {kind: np.full(3, 1.01 if kind == "normalized" else 1.0) for kind in m1.ARMS}
-    arms = [m1.Arm("SGD", kind, [90.0], np.ones(2), rates[kind]) for kind in m1.ARMS]
+    arms = {"SGD": {kind: arm1(kind, [90.0], rates[kind]) for kind in m1.ARMS}}
     assert m1.report(arms, replace(m1.PLANS["smoke"].schedule, epochs=2)).verdicts[0].holds is False
 
 

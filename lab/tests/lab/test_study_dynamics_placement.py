@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from gyroscope_lab.papers.dynamics.placement import PLACES, PLANS, STUDIES, Arm, Setting, network, report, trained
+from gyroscope_lab.papers.dynamics.measurements import Arm
+from gyroscope_lab.papers.dynamics.placement import PLACES, PLANS, STUDIES, Setting, network, report, trained
 
 [STUDY] = STUDIES
 PLAN = PLANS["smoke"]
@@ -57,6 +58,13 @@ def test_verdicts_turn_with_their_numbers(before, after, holds):
         arm.runs[0]["loss"][0] *= 1.001 if place == "none" else 1.002 if place == "after" else 1.0
         arm.runs[0]["test"] += 0.01 if place == "after" else 0.0
     assert [one.holds for one in report(arms).verdicts] == holds
+
+
+def test_where_a_training_diverges_at_every_rate_its_speed_is_undecided():
+    arms = {"none": made("none", 4.0, 80.0, 0.5), "before": made("before", 1.0, 95.0, 0.3)}
+    arms |= {"after": made("after", 2.0, 90.0, 0.0)}
+    arms["none"].runs[0]["loss"][1] = None
+    assert [one.holds for one in report(arms).verdicts[3:]] == [None, None]
 
 
 def test_the_report_is_strict_json(lab, found, tmp_path):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
@@ -22,7 +21,7 @@ from torch.optim import Optimizer, RMSprop
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import pixels
-from gyroscope_lab.papers.dynamics.measurements import followed, gain, kept, mean_curve, training_of
+from gyroscope_lab.papers.dynamics.measurements import Arm, best, followed, gain, kept, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import OPTIMIZERS, Recipe, register
 from gyroscope_lab.training.schedule import Schedule
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Method = Literal["Adagrad", "RMSprop", "RMSprop, η/√k"]
-Values = npt.NDArray[np.float64]
 _OPTIMIZERS: dict[str, str] = {"Adagrad": "adagrad", "RMSprop": "rmsprop", "RMSprop, η/√k": "rmsprop-root"}
 _COLORS = {"Adagrad": "C0", "RMSprop": "C1", "RMSprop, η/√k": "C2"}
 # The decay of RMSprop's average; it remembers about ten steps, and exponents are fitted from there on.
@@ -167,27 +165,15 @@ def exponent(steps: Sequence[int], values: Sequence[float]) -> float:
     return float(np.polyfit(np.log(at[at >= _FROM]), np.log(np.array(values)[at >= _FROM]), 1)[0])
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A method at the best of its rates: by seed the losses of every epoch, and what was measured."""
+def exponents(arm: Arm, name: str) -> list[float]:
+    """The exponent of a measurement, seed by seed."""
+    return [exponent(run["steps"], run[name]) for run in arm.runs]
 
-    method: str
-    rate: float
-    runs: list[dict[str, Any]]
 
-    @property
-    def loss(self) -> Values:
-        """The loss of every epoch, the mean over seeds."""
-        return mean_curve([run["loss"] for run in self.runs], len(self.runs[0]["loss"]))
-
-    def exponents(self, name: str) -> list[float]:
-        """The exponent of a measurement, seed by seed."""
-        return [exponent(run["steps"], run[name]) for run in self.runs]
-
-    def from_curve(self, other: Arm) -> list[float]:
-        """The mean over epochs of |ln a − ln b| of the two losses, seed by seed."""
-        pairs = zip(self.runs, other.runs, strict=True)
-        return [float(np.abs(np.log(a["loss"]) - np.log(b["loss"])).mean()) for a, b in pairs]
+def apart(these: Arm, those: Arm) -> list[float]:
+    """The mean over epochs of |ln a − ln b| of the two losses, seed by seed."""
+    pairs = zip(these.runs, those.runs, strict=True)
+    return [float(np.abs(np.log(a["loss"]) - np.log(b["loss"])).mean()) for a, b in pairs]
 
 
 def arms(lab: Lab) -> tuple[dict[str, Arm], Arm]:
@@ -198,10 +184,7 @@ def arms(lab: Lab) -> tuple[dict[str, Arm], Arm]:
         settings = [Setting(plan.source, plan.model, plan.schedule, method, rate, seed) for seed in range(plan.seeds)]
         return Arm(method, rate, [trained(lab, one) for one in settings])
 
-    found = {
-        method: min((at(method, rate) for rate in rates), key=lambda arm: float(arm.loss.mean()))
-        for method, rates in plan.rates.items()
-    }
+    found = {method: best(at(method, rate) for rate in rates) for method, rates in plan.rates.items()}
     return found, at("Adagrad", 0.0)
 
 
@@ -209,10 +192,10 @@ def report(found: dict[str, Arm], held: Arm) -> Report:
     """The figure, the tables and the verdicts."""
     adagrad, constant, root = (found[method] for method in _OPTIMIZERS)
     rows = tuple(
-        (name, _listed(arm.exponents("rate")), _listed(arm.exponents("ratio")), "-0.5")
+        (name, _listed(exponents(arm, "rate")), _listed(exponents(arm, "ratio")), "-0.5")
         for name, arm in (("held", held), ("trained", adagrad))
     )
-    lines = tuple((one.method, one.rate, float(one.loss.mean()), float(one.loss[-1])) for one in found.values())
+    lines = tuple((one.name, one.rate, one.area, float(one.loss[-1])) for one in found.values())
     return Report(
         {"figure": _figure(found, held)},
         (
@@ -221,7 +204,7 @@ def report(found: dict[str, Arm], held: Arm) -> Report:
         ),
         (*_of_exponents(adagrad, held), _of_curves(adagrad, root, constant)),
         {
-            "methods": [{"method": one.method, "rate": one.rate, "loss": one.loss.tolist()} for one in found.values()],
+            "methods": [{"method": one.name, "rate": one.rate, "loss": one.loss.tolist()} for one in found.values()],
             "held": held.runs[0],
             "trained": adagrad.runs[0],
         },
@@ -239,14 +222,14 @@ def _of_exponents(adagrad: Arm, held: Arm) -> list[Verdict]:
         ("in training, Adagrad's updates fall as 1/√k compared with RMSprop's on the same gradients", adagrad, "ratio"),
         ("in training, Adagrad's effective learning rates η/√f_k fall as 1/√k", adagrad, "rate"),
     ):
-        its = arm.exponents(name)
+        its = exponents(arm, name)
         here = f"as k^{np.mean(its):.2f}" + (f", k^{min(its):.2f} to k^{max(its):.2f} over seeds" if its[1:] else "")
         found.append(Verdict(says, "a factor of O(1/√k)", here, bool(abs(np.mean(its) + 0.5) <= _NEAR)))
     return found
 
 
 def _of_curves(adagrad: Arm, root: Arm, constant: Arm) -> Verdict:
-    near, far = adagrad.from_curve(root), adagrad.from_curve(constant)
+    near, far = apart(adagrad, root), apart(adagrad, constant)
     nearer = gain(far, near)
     return Verdict(
         "RMSprop at the rates η/√k trains more like Adagrad than RMSprop at a constant rate does",

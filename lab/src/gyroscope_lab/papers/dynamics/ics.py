@@ -15,7 +15,6 @@ undamped steps is measured on its own, on all examples at once, and the cost of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,13 +33,13 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import examples
 from gyroscope_lab.papers.dynamics.measurements import (
-    LossCurve,
+    Arm,
     Perceptron,
+    best,
     device_of,
     dtype_of,
     followed,
     kept,
-    mean_curve,
     split_of,
     training_of,
 )
@@ -61,53 +60,33 @@ _SHOWN = 10.0
 _METHODS = {"SGD": "C0", "SGD, BN": "C3", "quasi-diagonal": "C1", "K-FAC": "C4"}
 
 
-@dataclass(frozen=True)
-class Curve(LossCurve):
-    """The training loss of a method at the best of its rates.
-
-    Attributes:
-        method: its name.
-        moved: the shift of the inputs.
-        rate: that rate.
-        loss: the loss of every epoch, the mean over seeds.
-        tests: test accuracies in percent, seed by seed.
-        bound: the loss that counts as learned.
-
-    >>> Curve("SGD", 0.0, 0.1, np.array([1.0, 0.4]), [90.0], 0.5).epochs
-    2
-    """
-
-    method: str
-    moved: float
-    rate: float
-    loss: npt.NDArray[np.float64]
-    tests: list[float]
-    bound: float
-
-    def numbers(self) -> dict[str, Any]:
-        """Return its numbers for JSON."""
-        kept = {"method": self.method, "moved": self.moved, "rate": self.rate, "area": self.area, "tests": self.tests}
-        return {**kept, "epochs": self.epochs, "loss": self.loss.tolist()}
+#: The best arm of each method, by the shift of the inputs.
+Arms = dict[tuple[str, float], Arm]
 
 
 def report(
-    moved: float, bound: float, curves: list[Curve], spectra: dict[str, dict[str, Any]], steps: dict[float, float]
+    moved: float, bound: float, arms: Arms, spectra: dict[str, dict[str, Any]], steps: dict[float, float]
 ) -> Report:
     """The figure, the tables and the verdicts."""
     rows = tuple(_row(name, when, one[when]) for name, one in spectra.items() for when in ("start", "end"))
     columns = ("network", "when", "ν", "largest predicted", "largest measured", "measured / predicted, median",
                "predicted in the measured vectors, %", "largest / mean of the others")  # fmt: skip
     lines = tuple(
-        (one.method, one.moved, one.rate, one.epochs, one.area, float(one.loss[-1]), float(np.mean(one.tests)))
-        for one in curves
+        (method, far, one.rate, one.epochs(bound), one.area, float(one.loss[-1]), one.mean("test"))
+        for (method, far), one in arms.items()
     )
+    numbers = [
+        {"method": method, "moved": far, "rate": one.rate, "area": one.area, "tests": one.all("test"),
+         "epochs": one.epochs(bound), "loss": one.loss.tolist()}
+        for (method, far), one in arms.items()
+    ]  # fmt: skip
     names = ("method", "inputs moved by", "best rate", f"epochs to a loss of {bound:g}", "mean loss", "last loss",
              "test %")  # fmt: skip
     return Report(
-        {"figure": _figure(moved, curves, spectra)},
+        {"figure": _figure(moved, arms, spectra)},
         (Table("Outliers of the curvature of one layer", columns, rows), Table("Training", names, lines)),
-        (*_of_outliers(spectra), *_of_cost(curves), _of_steps(steps)),
-        {"spectra": spectra, "curves": [curve.numbers() for curve in curves], "kfac_apart": steps},
+        (*_of_outliers(spectra), *_of_cost(arms, bound), _of_steps(steps)),
+        {"spectra": spectra, "curves": numbers, "kfac_apart": steps},
     )
 
 
@@ -152,8 +131,8 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Verdict]:
     ]
 
 
-def _of_cost(curves: Sequence[Curve]) -> list[Verdict]:
-    by = {(curve.method, curve.moved > 0): curve for curve in curves}
+def _of_cost(arms: Arms, bound: float) -> list[Verdict]:
+    by = {(method, moved > 0): arm for (method, moved), arm in arms.items()}
     plain = by["SGD", False]
     costs = {method: _times(by[method, True].area, by[method, False].area) for method in _METHODS}
     rest = {method: cost for method, cost in costs.items() if method != "SGD"}
@@ -162,7 +141,7 @@ def _of_cost(curves: Sequence[Curve]) -> list[Verdict]:
             "means far from zero slow down gradient descent",
             "the convergence rate depends on the condition number",
             f"moving the inputs takes the mean loss from {plain.area:.3g} to {by['SGD', True].area:.3g} "
-            f"({plain.learned_in} and {by['SGD', True].learned_in} epochs), at the best rate for each",
+            f"({plain.learned_in(bound)} and {by['SGD', True].learned_in(bound)} epochs), at the best rate for each",
             costs["SGD"] > 1 + _SHARE,
         ),
         *(
@@ -178,8 +157,8 @@ def _of_cost(curves: Sequence[Curve]) -> list[Verdict]:
             Verdict(
                 f"{method} learns faster than SGD without normalization",
                 "expected",
-                f"mean loss {by[method, False].area:.3g} against {plain.area:.3g}, {by[method, False].learned_in} "
-                f"against {plain.learned_in} epochs",
+                f"mean loss {by[method, False].area:.3g} against {plain.area:.3g}, "
+                f"{by[method, False].learned_in(bound)} against {plain.learned_in(bound)} epochs",
                 by[method, False].area * (1 + _SHARE) < plain.area,
             )
             for method in rest
@@ -198,9 +177,9 @@ def _of_steps(steps: dict[float, float]) -> Verdict:
     )
 
 
-def _times(there: float, here: float) -> float:
-    """Return here / there; inf where either diverged."""
-    return there / here if np.isfinite(here) else float("inf")
+def _times(one: float, other: float) -> float:
+    """How many times as large the one is as the other; inf where either diverged."""
+    return one / other if np.isfinite(other) else float("inf")
 
 
 def _span(ratios: npt.NDArray[np.float64]) -> str:
@@ -212,7 +191,7 @@ def _beside(spectra: dict[str, Any]) -> str:
     return f"{largest[0]:.0f} and {largest[1]:.0f}"
 
 
-def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, Any]]) -> Any:
+def _figure(moved: float, arms: Arms, spectra: dict[str, dict[str, Any]]) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.5, 3.8), layout="constrained")
@@ -230,12 +209,11 @@ def _figure(moved: float, curves: Sequence[Curve], spectra: dict[str, dict[str, 
     )
     left.legend(fontsize=6.5)
     for ax, far in ((middle, False), (right, True)):
-        for curve in curves:
-            if (curve.moved > 0) == far:
-                epochs = np.arange(1, len(curve.loss) + 1)
-                label = f"{curve.method}, rate {curve.rate:.2g}"
-                shown = np.where(curve.loss <= _SHOWN, curve.loss, np.nan)
-                ax.semilogy(epochs, shown, color=_METHODS[curve.method], linewidth=1.4, label=label)
+        for (method, by), arm in arms.items():
+            if (by > 0) == far:
+                epochs, label = np.arange(1, len(arm.loss) + 1), f"{method}, rate {arm.rate:.2g}"
+                shown = np.where(arm.loss <= _SHOWN, arm.loss, np.nan)
+                ax.semilogy(epochs, shown, color=_METHODS[method], linewidth=1.4, label=label)
         ax.set(xlabel="epoch", ylabel="training loss", title=f"Inputs moved by {moved:g}" if far else "Inputs as given")
         ax.legend(fontsize=7)
     right.sharey(middle)
@@ -357,24 +335,19 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
     return kept(lab, "ics", setting, measure)
 
 
-def curves(lab: Lab) -> list[Curve]:
+def arms(lab: Lab) -> Arms:
     """Every method with original and with shifted inputs, at the best of its rates for each."""
-    plan, found = PLANS[lab.scale], []
-    for method, rates in plan.rates.items():
-        for moved in (0.0, plan.moved):
-            tried = [_at(lab, plan, method, rate, moved) for rate in rates]
-            found.append(min(tried, key=lambda curve: curve.area))
-    return found
+    plan = PLANS[lab.scale]
 
+    def at(method: Any, moved: float, rate: float) -> Arm:
+        told = (plan.source, plan.depth, plan.width, plan.schedule, method, rate, moved)
+        return Arm(method, rate, [trained(lab, Setting(*told, seed)) for seed in range(plan.seeds)])
 
-def _at(lab: Lab, plan: Plan, method: Any, rate: float, moved: float) -> Curve:
-    settings = [
-        Setting(plan.source, plan.depth, plan.width, plan.schedule, method, rate, moved, seed)
-        for seed in range(plan.seeds)
-    ]
-    runs = [trained(lab, one) for one in settings]
-    loss = mean_curve([run["loss"] for run in runs], plan.schedule.epochs)
-    return Curve(method, moved, rate, loss, [run["test"] for run in runs], plan.bound)
+    return {
+        (method, moved): best(at(method, moved, rate) for rate in rates)
+        for method, rates in plan.rates.items()
+        for moved in (0.0, plan.moved)
+    }
 
 
 def steps_apart(lab: Lab) -> dict[float, float]:
@@ -406,12 +379,12 @@ class _Measurement:
     networks: tuple[str, ...]
 
 
-def spectra(lab: Lab, found: list[Curve]) -> dict[str, dict[str, Any]]:
+def spectra(lab: Lab, found: Arms) -> dict[str, dict[str, Any]]:
     """The outliers before and after training, without normalization, with fixed statistics, and through them.
 
     Args:
         lab: the laboratory.
-        found: the curves, for the rates to train at.
+        found: the arms, for the rates to train at.
 
     Returns:
         By the names "plain", "BN, statistics fixed", "BN, fixed, inputs centered" and "BN": "start" and "end", each
@@ -421,7 +394,7 @@ def spectra(lab: Lab, found: list[Curve]) -> dict[str, dict[str, Any]]:
     plan = PLANS[lab.scale]
     spectra: dict[str, dict[str, Any]] = {}
     for method, networks in _LOOKED_AT.items():
-        rate = next(curve.rate for curve in found if curve.method == method and curve.moved == 0)
+        rate = found[method, 0.0].rate
         setting = Setting(plan.source, plan.depth, plan.width, plan.schedule, method, rate, 0.0, 0)
         told = _Measurement(setting, plan.layer, plan.examples, networks)
         spectra |= kept(lab, "ics-spectra", told, partial(_measured, lab, told))
@@ -482,8 +455,8 @@ def _told(found: Outliers) -> dict[str, Any]:
 
 def conclude(lab: Lab) -> Report:
     """Report predicted and measured outliers, and the loss of every method."""
-    found = curves(lab)
-    return report(PLANS[lab.scale].moved, PLANS[lab.scale].bound, found, spectra(lab, found), steps_apart(lab))
+    found, plan = arms(lab), PLANS[lab.scale]
+    return report(plan.moved, plan.bound, found, spectra(lab, found), steps_apart(lab))
 
 
 STUDIES = (

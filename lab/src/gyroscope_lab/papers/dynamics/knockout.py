@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -21,13 +21,13 @@ from gyroscope.theory import knock_out
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics.measurements import (
-    LossCurve,
+    Arm,
     Perceptron,
+    best,
     device_of,
     dtype_of,
     followed,
     kept,
-    mean_curve,
     training_of,
 )
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
@@ -41,80 +41,49 @@ _FACTOR = 2.0
 _COLORS = {"no BN": "C0", "BN": "C3", "BN + noise": "C1", "BN + noise, not behind the last": "C2"}
 
 
-@dataclass(frozen=True)
-class Arm(LossCurve):
-    """A kind of network at the best of its rates.
-
-    Attributes:
-        kind: its name.
-        rate: that rate.
-        loss: the training loss of every epoch, the mean over seeds; with the noise, if there is one.
-        drifts: the movement of means from batch to batch, seed by seed.
-        tests: test accuracies in percent, seed by seed.
-        bound: the loss that counts as learned.
-
-    >>> Arm("BN", 0.1, np.array([1.0, 0.4]), [0.1], [90.0], 0.5).area
-    0.7
-    """
-
-    kind: str
-    rate: float
-    loss: npt.NDArray[np.float64]
-    drifts: list[float]
-    tests: list[float]
-    bound: float
-
-    @property
-    def drift(self) -> float:
-        """The mean over seeds."""
-        return float(np.mean(self.drifts))
-
-    @property
-    def test(self) -> float:
-        """The mean over seeds."""
-        return float(np.mean(self.tests))
-
-    def numbers(self) -> dict[str, Any]:
-        """Return its numbers for JSON."""
-        kept = {"kind": self.kind, "rate": self.rate, "area": self.area, "epochs": self.epochs}
-        return {**kept, "drifts": self.drifts, "tests": self.tests, "loss": self.loss.tolist()}
-
-
-def report(arms: list[Arm]) -> Report:
+def report(arms: list[Arm], bound: float) -> Report:
     """The figure, the table and the verdicts."""
-    columns = ("network", "best rate", f"epochs to a loss of {arms[0].bound:g}", "mean loss", "last loss", "test %",
+    columns = ("network", "best rate", f"epochs to a loss of {bound:g}", "mean loss", "last loss", "test %",
                "means move by")  # fmt: skip
-    rows = tuple((one.kind, one.rate, one.epochs, one.area, float(one.loss[-1]), one.test, one.drift) for one in arms)
+    rows = tuple(
+        (one.name, one.rate, one.epochs(bound), one.area, float(one.loss[-1]), one.mean("test"), one.mean("drift"))
+        for one in arms
+    )
+    numbers = [
+        {"kind": one.name, "rate": one.rate, "area": one.area, "epochs": one.epochs(bound), "drifts": one.all("drift"),
+         "tests": one.all("test"), "loss": one.loss.tolist()}
+        for one in arms
+    ]  # fmt: skip
     return Report(
         {"figure": _figure(arms)},
         (Table("Training; movement of the means of pre-activations in standard deviations per step", columns, rows),),
-        verdicts(arms),
-        {"arms": [arm.numbers() for arm in arms]},
+        verdicts(arms, bound),
+        {"arms": numbers},
     )
 
 
-def verdicts(arms: Sequence[Arm]) -> tuple[Verdict, ...]:
+def verdicts(arms: Sequence[Arm], bound: float) -> tuple[Verdict, ...]:
     """Return the verdicts on the chapter's statements."""
-    plain, normal, noisy, spared = (next(arm for arm in arms if arm.kind == kind) for kind in _COLORS)
-    gain = plain.area - normal.area
+    plain, normal, noisy, spared = (next(arm for arm in arms if arm.name == kind) for kind in _COLORS)
+    moves = [arm.mean("drift") for arm in (noisy, normal, plain)]
     return (
         Verdict(
             "noise after batch normalization puts covariate shift back",
             "as in training without it",
-            f"means move by {noisy.drift:.2f} standard deviations from batch to batch, {normal.drift:.2f} without "
-            f"noise and {plain.drift:.2f} without batch normalization",
-            noisy.drift > max(plain.drift / _FACTOR, normal.drift),
+            f"means move by {moves[0]:.2f} standard deviations from batch to batch, {moves[1]:.2f} without noise and "
+            f"{moves[2]:.2f} without batch normalization",
+            moves[0] > max(moves[2] / _FACTOR, moves[1]),
         ),
         Verdict(
             "batch normalization speeds up training",
             "works amazingly well",
             f"mean loss {normal.area:.3g} against {plain.area:.3g}, at the best rate for each",
-            gain > 0,
+            normal.area < plain.area,
         ),
         _unhurt("with this noise after every normalization, training is hardly worse", "almost no effect", noisy,
-                normal, gain),
+                normal, plain, bound),
         _unhurt("with this noise only before another normalization, training is hardly worse",
-                "shifts are undone by the next one", spared, normal, gain),
+                "shifts are undone by the next one", spared, normal, plain, bound),
         Verdict(
             "networks with noise still train better than those without batch normalization",
             "not degraded to that level",
@@ -124,14 +93,16 @@ def verdicts(arms: Sequence[Arm]) -> tuple[Verdict, ...]:
     )  # fmt: skip
 
 
-def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, gain: float) -> Verdict:
-    loss = noisy.area - normal.area
-    share = "" if gain <= 0 else f", {100 * loss / gain:.0f} % of the gain of batch normalization"
+def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, plain: Arm, bound: float) -> Verdict:
+    """The verdict on the share of the gain of batch normalization that noise takes; None if there is no finite gain."""
+    loss, gain = noisy.area - normal.area, plain.area - normal.area
+    known = 0 < gain < inf
+    share = f", {100 * loss / gain:.0f} % of the gain of batch normalization" if known else ""
     here = (
-        f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {noisy.learned_in} epochs to a loss of "
-        f"{noisy.bound:g} against {normal.learned_in}; test {noisy.test - normal.test:+.1f} points"
+        f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {noisy.learned_in(bound)} epochs to a loss of "
+        f"{bound:g} against {normal.learned_in(bound)}; test {noisy.mean('test') - normal.mean('test'):+.1f} points"
     )
-    return Verdict(says, told, here, None if gain <= 0 else loss <= _SHARE * gain)
+    return Verdict(says, told, here, loss <= _SHARE * gain if known else None)
 
 
 def _figure(arms: Sequence[Arm]) -> Any:
@@ -141,12 +112,12 @@ def _figure(arms: Sequence[Arm]) -> Any:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     for arm in arms:
         epochs = np.arange(1, len(arm.loss) + 1)
-        label = f"{arm.kind} (rate {arm.rate:g})"
-        left.semilogy(epochs, arm.loss, color=_COLORS[arm.kind], linewidth=1.4, label=label)
+        label = f"{arm.name} (rate {arm.rate:g})"
+        left.semilogy(epochs, arm.loss, color=_COLORS[arm.name], linewidth=1.4, label=label)
     left.set(xlabel="epoch", ylabel="training loss", title="Training, at the best rate for each")
     left.legend(fontsize=7.5)
-    names = [arm.kind.replace(", ", ",\n") for arm in arms]
-    right.barh(names, [arm.drift for arm in arms], color=[_COLORS[arm.kind] for arm in arms], height=0.6)
+    names = [arm.name.replace(", ", ",\n") for arm in arms]
+    right.barh(names, [arm.mean("drift") for arm in arms], color=[_COLORS[arm.name] for arm in arms], height=0.6)
     right.invert_yaxis()
     right.set(xlabel="standard deviations per step", title="Movement of the means of units")
     for ax in (left, right):
@@ -283,24 +254,18 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
 
 def arms(lab: Lab) -> list[Arm]:
     """Every kind at the best of its rates."""
-    plan, found = PLANS[lab.scale], []
-    for kind in KINDS:
-        tried = []
-        for rate in plan.rates:
-            runs = [
-                trained(lab, Setting(plan.source, plan.depth, plan.width, plan.schedule, kind, rate, seed))
-                for seed in range(plan.seeds)
-            ]
-            loss = mean_curve([run["loss"] for run in runs], plan.schedule.epochs)
-            drifts = [float("nan") if run["drift"] is None else run["drift"] for run in runs]
-            tried.append(Arm(kind, rate, loss, drifts, [run["test"] for run in runs], plan.bound))
-        found.append(min(tried, key=lambda arm: arm.area))
-    return found
+    plan = PLANS[lab.scale]
+
+    def at(kind: Kind, rate: float) -> Arm:
+        told = (plan.source, plan.depth, plan.width, plan.schedule, kind, rate)
+        return Arm(kind, rate, [trained(lab, Setting(*told, seed)) for seed in range(plan.seeds)])
+
+    return [best(at(kind, rate) for rate in plan.rates) for kind in KINDS]
 
 
 def conclude(lab: Lab) -> Report:
     """Report the loss of every kind."""
-    return report(arms(lab))
+    return report(arms(lab), PLANS[lab.scale].bound)
 
 
 STUDIES = (

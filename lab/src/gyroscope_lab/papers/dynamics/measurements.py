@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from math import sqrt
+from math import nan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -168,15 +168,6 @@ register("kfac", _kfac)
 register("quasi-diagonal", _quasi_diagonal)
 
 
-def until(losses: list[float | None], bound: float) -> int | None:
-    """The number of the first epoch, from 1, whose loss is at most `bound`; None if there is none.
-
-    >>> until([2.0, 0.5, 0.4], 0.5), until([2.0, None], 0.5)
-    (2, None)
-    """
-    return next((i for i, loss in enumerate(losses, 1) if loss is not None and loss <= bound), None)
-
-
 @dataclass(frozen=True)
 class Perceptron:
     """The data and the size of a perceptron with biases; plans and settings of its trainings derive from it.
@@ -206,28 +197,6 @@ class Perceptron:
         return Task(name, self.source, f"mlp-{self.depth}x{self.width}", schedule=schedule)
 
 
-class LossCurve:
-    """Numbers of a loss curve by epoch; subclasses are dataclasses with `loss` and `bound`."""
-
-    loss: npt.NDArray[np.float64]
-    bound: float
-
-    @property
-    def area(self) -> float:
-        """The mean loss over training: low if it falls early and far."""
-        return float(self.loss.mean())
-
-    @property
-    def epochs(self) -> int | None:
-        """Epochs until the loss counts as learned."""
-        return until(self.loss.tolist(), self.bound)
-
-    @property
-    def learned_in(self) -> str:
-        """The same in words."""
-        return "more than all" if self.epochs is None else str(self.epochs)
-
-
 def mean_curve(curves: list[list[float | None]], length: int) -> npt.NDArray[np.float64]:
     """The mean over seeds, epoch by epoch; inf from the epoch in which one of them diverged.
 
@@ -236,6 +205,57 @@ def mean_curve(curves: list[list[float | None]], length: int) -> npt.NDArray[np.
     """
     rows = [[np.inf if one is None else one for one in curve] + [np.inf] * (length - len(curve)) for curve in curves]
     return np.asarray(np.mean(rows, axis=0))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Trainings that differ in their seed alone.
+
+    Attributes:
+        name: the method, or the kind of network.
+        rate: the learning rate.
+        runs: what was kept of each seed; "loss" has the loss of every epoch.
+
+    >>> arm = Arm("SGD", 0.1, [{"loss": [3.0, 1.0], "test": 90.0}, {"loss": [1.0, 0.5], "test": None}])
+    >>> arm.loss.tolist(), arm.area, arm.all("test"), arm.epochs(0.75), arm.learned_in(0.5)
+    ([2.0, 0.75], 1.375, [90.0, nan], 2, 'more than all')
+    """
+
+    name: str
+    rate: float
+    runs: Sequence[dict[str, Any]]
+
+    def all(self, of: str) -> list[float]:
+        """A number of every seed; NaN where it was not finite."""
+        return [nan if run[of] is None else float(run[of]) for run in self.runs]
+
+    def mean(self, of: str) -> float:
+        """The mean of a number over seeds."""
+        return float(np.mean(self.all(of)))
+
+    @property
+    def loss(self) -> npt.NDArray[np.float64]:
+        """The loss of every epoch, the mean over seeds; inf from the epoch in which one of them diverged."""
+        curves = [run["loss"] for run in self.runs]
+        return mean_curve(curves, max(map(len, curves)))
+
+    @property
+    def area(self) -> float:
+        """The mean loss over training: low if it falls early and far."""
+        return float(self.loss.mean())
+
+    def epochs(self, bound: float) -> int | None:
+        """The number of epochs until the loss is at most `bound`; None if it never is."""
+        return next((epoch for epoch, loss in enumerate(self.loss, 1) if loss <= bound), None)
+
+    def learned_in(self, bound: float) -> str:
+        """The same in words."""
+        return str(self.epochs(bound) or "more than all")
+
+
+def best(arms: Iterable[Arm]) -> Arm:
+    """Return the arm with the lowest mean loss."""
+    return min(arms, key=lambda arm: arm.area)
 
 
 @dataclass(frozen=True)
@@ -256,10 +276,9 @@ class Gain:
 
     @property
     def above(self) -> bool | None:
-        """True if it is above zero; None within two standard errors, and for one seed."""
-        if self.error is None or abs(self.mean) <= 2 * self.error:
-            return None
-        return self.mean > 0
+        """True if it is above zero; None within two standard errors, for one seed, and where one diverged."""
+        sure = self.error is not None and abs(self.mean) > 2 * self.error
+        return self.mean > 0 if sure else None
 
     @property
     def none(self) -> bool | None:

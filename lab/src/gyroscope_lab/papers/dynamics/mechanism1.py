@@ -15,7 +15,6 @@ slowly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,10 +29,10 @@ from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics.measurements import (
+    Arm,
     followed,
     gain,
     kept,
-    mean_curve,
     reproduced,
     training_of,
 )
@@ -54,65 +53,40 @@ _COLORS = {"none": "C0", "all": "C3", "normalized": "C1", "last": "C2", "copied"
 _MOST, _RAISED = 0.5, 1.1
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A method with one kind of decay, over seeds.
+#: The arms of each rule by the layers with decay; runs have the "effective" learning rates of the normalized layers.
+Arms = dict[str, dict[str, Arm]]
 
-    Attributes:
-        rule: the rule of the optimizer.
-        decayed: the layers with decay, "none", or "copied".
-        tests: test accuracies in percent, seed by seed.
-        loss: the loss of every epoch, the mean over seeds.
-        effective: [epochs + 1], effective learning rates before the first and after every epoch: geometric means over
-            layers and seeds.
+
+def effective(arm: Arm) -> npt.NDArray[np.float64]:
+    """Effective learning rates before the first and after every epoch: geometric means over layers and seeds.
+
+    >>> effective(Arm("none", 0.1, [{"effective": [[0.1, 0.4], [0.2, 0.2]]}])).round(3).tolist()
+    [0.2, 0.2]
     """
-
-    rule: str
-    decayed: str
-    tests: list[float]
-    loss: npt.NDArray[np.float64]
-    effective: npt.NDArray[np.float64]
-
-    @classmethod
-    def of(cls, rule: str, decayed: str, runs: Sequence[dict[str, Any]]) -> Arm:
-        """Return the arm of the runs of all seeds.
-
-        >>> run = {"test": 90.0, "loss": [1.0], "effective": [[0.1, 0.4], [0.2, 0.2]]}
-        >>> Arm.of("SGD", "none", [run]).effective.round(3).tolist()
-        [0.2, 0.2]
-        """
-        effective = np.exp(np.mean(np.log([run["effective"] for run in runs]), axis=(0, 2)))
-        loss = mean_curve([run["loss"] for run in runs], len(runs[0]["loss"]))
-        return cls(rule, decayed, [run["test"] for run in runs], loss, effective)
-
-    @property
-    def test(self) -> float:
-        """The mean over seeds."""
-        return float(np.mean(self.tests))
-
-    def numbers(self) -> dict[str, Any]:
-        """Return its numbers for JSON."""
-        kept = {"rule": self.rule, "decayed": self.decayed, "tests": self.tests}
-        return {**kept, "loss": self.loss.tolist(), "effective": self.effective.tolist()}
+    return np.asarray(np.exp(np.mean(np.log([run["effective"] for run in arm.runs]), axis=(0, 2))))
 
 
-def report(arms: list[Arm], schedule: Schedule) -> Report:
+def report(arms: Arms, schedule: Schedule) -> Report:
     """The figure, the table and the verdicts of arms that were all trained with one schedule."""
     cut = first_cut(schedule)
     columns = ("optimizer", "", "test %", "gain over no decay", "last loss", "effective rate before the first cut",
                "relative to no decay")  # fmt: skip
     rows, verdicts = [], []
-    for rule in dict.fromkeys(arm.rule for arm in arms):
-        by = {arm.decayed: arm for arm in arms if arm.rule == rule}
-        none = by["none"]
-        for arm in by.values():
-            at = float(arm.effective[cut])
-            rows.append((rule, _NAMES[arm.decayed], arm.test, gain(arm.tests, none.tests).told, float(arm.loss[-1]),
-                         f"{at:.3g}", at / float(none.effective[cut])))  # fmt: skip
+    for rule, by in arms.items():
+        without, start = by["none"].all("test"), float(effective(by["none"])[cut])
+        for decayed, arm in by.items():
+            at = float(effective(arm)[cut])
+            rows.append((rule, _NAMES[decayed], arm.mean("test"), gain(arm.all("test"), without).told,
+                         float(arm.loss[-1]), f"{at:.3g}", at / start))  # fmt: skip
         verdicts += _verdicts(rule, by, cut)
     table = Table("Test accuracy by the decayed layers", columns, tuple(rows))
-    numbers = {"arms": [arm.numbers() for arm in arms]}
-    return Report({"figure": _figure(arms)}, (table,), tuple(verdicts), numbers)
+    numbers = [
+        {"rule": rule, "decayed": decayed, "tests": arm.all("test"), "loss": arm.loss.tolist(),
+         "effective": effective(arm).tolist()}
+        for rule, by in arms.items()
+        for decayed, arm in by.items()
+    ]  # fmt: skip
+    return Report({"figure": _figure(arms)}, (table,), tuple(verdicts), {"arms": numbers})
 
 
 def first_cut(schedule: Schedule) -> int:
@@ -126,10 +100,12 @@ def first_cut(schedule: Schedule) -> int:
 
 def _verdicts(rule: str, by: dict[str, Arm], cut: int) -> list[Verdict]:
     none, normalized, copied = by["none"], by["normalized"], by["copied"]
-    decay, last, whole = (gain(by[kind].tests, none.tests) for kind in ("normalized", "last", "all"))
-    times = float(normalized.effective[cut] / none.effective[cut])
+    decay, last, whole, again = (
+        gain(by[kind].all("test"), none.all("test")) for kind in ("normalized", "last", "all", "copied")
+    )
+    times = float(effective(normalized)[cut] / effective(none)[cut])
     apart = [float(np.abs(np.log(arm.loss / normalized.loss)).mean()) for arm in (copied, none)]
-    off = float(np.abs(np.log(copied.effective[1:] / normalized.effective[1:])).max())
+    off = float(np.abs(np.log(effective(copied)[1:] / effective(normalized)[1:])).max())
     return [
         Verdict(
             f"{rule}: decay of normalized layers raises their effective learning rate",
@@ -159,36 +135,35 @@ def _verdicts(rule: str, by: dict[str, Arm], cut: int) -> list[Verdict]:
         Verdict(
             f"{rule}: with the effective learning rates of decay, a run without decay has the same gain",
             "all that it does",
-            f"{gain(copied.tests, none.tests).told} of {decay.told} points",
-            reproduced(decay, gain(copied.tests, none.tests), share=_MOST),
+            f"{again.told} of {decay.told} points",
+            reproduced(decay, again, share=_MOST),
         ),
     ]
 
 
-def _figure(arms: Sequence[Arm]) -> Any:
+def _figure(arms: Arms) -> Any:
     from matplotlib.figure import Figure
 
-    rules = list(dict.fromkeys(arm.rule for arm in arms))
-    figure = Figure(figsize=(10.5, 3.4 * len(rules)), layout="constrained")
-    for (left, right), rule in zip(figure.subplots(len(rules), 2, squeeze=False), rules, strict=True):
-        mine = [arm for arm in arms if arm.rule == rule]
-        for arm in mine:
-            color, label = _COLORS[arm.decayed], _NAMES[arm.decayed]
+    figure = Figure(figsize=(10.5, 3.4 * len(arms)), layout="constrained")
+    for (left, right), (rule, by) in zip(figure.subplots(len(arms), 2, squeeze=False), arms.items(), strict=True):
+        for decayed, arm in by.items():
+            color, label = _COLORS[decayed], _NAMES[decayed]
             # Curves coincide in pairs: one of each pair is wide, and that of the copy is dashed.
-            if arm.decayed == "copied":
-                left.semilogy(arm.effective, linestyle=(0, (2, 2)), color=color, linewidth=2, zorder=3, label=label)
+            if decayed == "copied":
+                left.semilogy(effective(arm), linestyle=(0, (2, 2)), color=color, linewidth=2, zorder=3, label=label)
             else:
-                wide = arm.decayed in ("none", "all")
-                left.semilogy(arm.effective, color=color, linewidth=4 if wide else 1.4, label=label,
+                wide = decayed in ("none", "all")
+                left.semilogy(effective(arm), color=color, linewidth=4 if wide else 1.4, label=label,
                               alpha=0.5 if wide else 1.0)  # fmt: skip
         power = "^2" if rule == "SGD" else ""
         left.set(xlabel="epoch", ylabel=rf"$\alpha/\|w\|{power}$, mean over layers", title=f"{rule}: effective rates")
         left.legend(fontsize=7)
-        names = [_NAMES[arm.decayed].replace(" of ", " of\n").replace(", ", ",\n") for arm in mine]
-        right.barh(names, [arm.test for arm in mine], color=[_COLORS[arm.decayed] for arm in mine], height=0.6)
-        for place, arm in enumerate(mine):
-            right.plot(arm.tests, [place] * len(arm.tests), "k|", markersize=7)
-        lowest, highest = min(min(arm.tests) for arm in mine), max(max(arm.tests) for arm in mine)
+        names = [_NAMES[decayed].replace(" of ", " of\n").replace(", ", ",\n") for decayed in by]
+        tests = [arm.all("test") for arm in by.values()]
+        right.barh(names, [arm.mean("test") for arm in by.values()], color=[_COLORS[one] for one in by], height=0.6)
+        for place, its in enumerate(tests):
+            right.plot(its, [place] * len(its), "k|", markersize=7)
+        lowest, highest = min(map(min, tests)), max(map(max, tests))
         around = max(0.3 * (highest - lowest), 0.5)
         right.set(xlabel="test accuracy (%)", xlim=(lowest - around, min(100, highest + around)), title=rule)
         right.tick_params(axis="y", labelsize=8)
@@ -352,18 +327,16 @@ def _run(lab: Lab, setting: Setting, table: list[list[float]] | None) -> dict[st
     return {**found, "norms": recorded, "test": 100 * its.finish().test_accuracy}
 
 
-def arms(lab: Lab) -> list[Arm]:
+def arms(lab: Lab) -> Arms:
     """Every method with every kind of decay."""
-    plan, found = PLANS[lab.scale], []
-    for method in plan.methods:
-        for decayed in ARMS:
-            runs = [
-                trained(lab, Setting(plan.source, plan.model, plan.options, plan.schedule, plan.augmentation, method,
-                                     decayed, seed))
-                for seed in range(plan.seeds)
-            ]  # fmt: skip
-            found.append(Arm.of(method.rule, decayed, runs))
-    return found
+    plan = PLANS[lab.scale]
+    told = (plan.source, plan.model, plan.options, plan.schedule, plan.augmentation)
+
+    def at(method: Method, decayed: Decayed) -> Arm:
+        runs = [trained(lab, Setting(*told, method, decayed, seed)) for seed in range(plan.seeds)]
+        return Arm(decayed, method.rate, runs)
+
+    return {method.rule: {decayed: at(method, decayed) for decayed in ARMS} for method in plan.methods}
 
 
 def conclude(lab: Lab) -> Report:

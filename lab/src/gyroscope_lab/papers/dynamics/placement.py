@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.measurements import Gain, Perceptron, followed, gain, kept, mean_curve, training_of
+from gyroscope_lab.papers.dynamics.measurements import Arm, Gain, Perceptron, best, followed, gain, kept, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
@@ -110,29 +109,6 @@ def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
     return kept(lab, "placement", setting, measure)
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A place at the best of its rates by the mean loss, and the runs of all seeds."""
-
-    place: Place
-    rate: float
-    runs: list[dict[str, Any]]
-
-    @property
-    def loss(self) -> npt.NDArray[np.float64]:
-        """The loss of every epoch, the mean over seeds; inf where one diverged."""
-        return mean_curve([run["loss"] for run in self.runs], max(len(run["loss"]) for run in self.runs))
-
-    @property
-    def logs(self) -> list[float]:
-        """ln of the mean loss over training, seed by seed."""
-        return [float(np.log(np.mean(run["loss"]))) for run in self.runs]
-
-    def all(self, name: str) -> list[float]:
-        """A number of all seeds."""
-        return [run[name] for run in self.runs]
-
-
 def arms(lab: Lab) -> dict[Place, Arm]:
     """Return every place at the best of its rates."""
     plan = PLANS[lab.scale]
@@ -141,21 +117,19 @@ def arms(lab: Lab) -> dict[Place, Arm]:
         told = (plan.source, plan.depth, plan.width, plan.schedule, place, rate)
         return Arm(place, rate, [trained(lab, Setting(*told, seed)) for seed in range(plan.seeds)])
 
-    return {
-        place: min((at(place, rate) for rate in plan.rates), key=lambda arm: float(arm.loss.mean())) for place in PLACES
-    }
+    return {place: best(at(place, rate) for rate in plan.rates) for place in PLACES}
 
 
 def report(found: dict[Place, Arm]) -> Report:
     """The figure, the table and the verdicts."""
     none, before, after = (found[place] for place in PLACES)
     rows = tuple(
-        (place, arm.rate, float(arm.loss.mean()), float(np.mean(arm.all("test"))),
-         f"{100 * np.mean(arm.all('share')):.2g} %")
+        (place, arm.rate, arm.area, arm.mean("test"), f"{100 * arm.mean('share'):.2g} %")
         for place, arm in found.items()
-    )  # fmt: skip
+    )
     columns = ("normalization", "best rate", "mean loss", "test %", "share of the mean in activations")
-    quicker, better = gain(after.logs, before.logs), gain(before.all("test"), after.all("test"))
+    faster = {place: gain(_logs(none), _logs(found[place])) for place in ("before", "after")}
+    quicker, better = gain(_logs(after), _logs(before)), gain(before.all("test"), after.all("test"))
     return Report(
         {"figure": _figure(found)},
         (Table("Batch normalization and the ReLU", columns, rows),),
@@ -174,11 +148,16 @@ def report(found: dict[Place, Arm]) -> Report:
             *(
                 Verdict(f"{place} the ReLU it trains faster than no normalization", "works amazingly well",
                         f"mean loss {_ratio(one)} without it", one.above)
-                for place, one in (("before", gain(none.logs, before.logs)), ("after", gain(none.logs, after.logs)))
+                for place, one in faster.items()
             ),
         ),
         {"arms": [{"place": place, "rate": arm.rate, "runs": arm.runs} for place, arm in found.items()]},
     )  # fmt: skip
+
+
+def _logs(arm: Arm) -> list[float]:
+    """ln of the mean loss over training, seed by seed; NaN for one that diverged."""
+    return [float(np.log(np.mean(np.array(run["loss"], dtype=np.float64)))) for run in arm.runs]
 
 
 def _ratio(logs: Gain) -> str:
