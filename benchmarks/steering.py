@@ -188,11 +188,12 @@ WHY = {
     "steer adamh": steered("adamh"),
     "steer muonh": steered("muonh"),
 }
+MUONS = {f"steer muon, rate {rate:g}": steered("muon", rate=rate) for rate in (0.028, 0.056)}
 FEW = {
     "AdamW 0.003": adamw(3e-3),
     "steer adamw": steered(),
     "steer adamw, norms held": steered(norms="held"),
-    **{f"steer muon, rate {rate:g}": steered("muon", rate=rate) for rate in (0.028, 0.056)},
+    **MUONS,
 }
 LONGER = {
     "AdamW 0.001": adamw(1e-3),
@@ -290,6 +291,7 @@ def main() -> None:
         # The same for a training steered over Muon.
         ("longer", "AdamW 0.003, others 0.01, 2080 steps", adamw_two(3e-3, 1e-2), 2080, 0),
         *(("seeds", f"{name}, seed {seed}", make, STEPS, seed) for seed in (1, 2) for name, make in FEW.items()),
+        *(("longer", f"{name}, seed {seed}", make, 3 * STEPS, seed) for seed in (1, 2) for name, make in MUONS.items()),
     ]
     for part, name, make, steps, seed in cells:
         if name not in found.setdefault(part, {}):
