@@ -17,7 +17,7 @@ from gyroscope_lab.training import optimizers
 from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.training import train
 from gyroscope_lab.training.trial import Trial
-from lab.trainings import HELD, interrupted, stepped
+from lab.trainings import HELD, PACKAGES, interrupted, present, stepped
 
 COSINE = replace(
     HELD,
@@ -38,14 +38,6 @@ RECIPES = [
     Recipe("Schedule-Free", 0.0025, optimizer="schedule-free", options=(("warmup_steps", 3),)),
     Recipe("Prodigy", 1.0, optimizer="prodigy"),
 ]
-PACKAGES = {"schedule-free": "schedulefree", "prodigy": "prodigyopt"}
-
-
-def present(recipe):
-    if recipe.optimizer in PACKAGES:
-        pytest.importorskip(PACKAGES[recipe.optimizer])
-    if recipe.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
-        pytest.skip("torch 2.9 and later have Muon")
 
 
 def net():
@@ -109,7 +101,6 @@ def test_steering_is_that_of_the_library():
     assert repr(optimizer) == repr(reference)
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 and later have Muon")
 def test_muon_steps_hidden_matrices_and_adamw_all_else_at_its_own_rate():
     model = net()
     optimizer = Recipe("Muon", 0.02, optimizer="muon", options=(("others_lr", 1e-3),)).make(model)

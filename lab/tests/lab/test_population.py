@@ -20,6 +20,7 @@ from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.tasks import task
 from gyroscope_lab.training.training import train
 from gyroscope_lab.training.trial import Trial
+from lab.trainings import present
 
 DIGITS = task("digits").lasting(6)
 SPLIT = DIGITS.source.load()
@@ -107,6 +108,7 @@ def test_residual_blocks_compiled_one_by_one_give_what_the_network_gives(tmp_pat
     ids=lambda recipe: recipe.name,
 )
 def test_captured_steps_of_transformers_are_those_taken_one_by_one(tmp_path, exact, recipe):
+    present(recipe)
     trials = [
         Trial(replace(GPT.smoke, schedule=replace(GPT.smoke.schedule, epochs=3)), recipe, seed) for seed in (0, 1)
     ]

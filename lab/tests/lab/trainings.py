@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 import gyroscope
@@ -22,6 +23,16 @@ DROPOUT = replace(HELD, name="wrn", model="wrn-10-1", options=(("channels", 1),)
 TEXT = Text("made", "abcdefgh", torch.randint(0, 8, (700,), generator=torch.Generator().manual_seed(1)).sort()[0])
 OPTIONS = (("vocab", 8), ("context", 10), ("width", 8), ("depth", 1), ("heads", 2), ("dropout", 0.1))
 WRITES = Task("text", HELD.source, "gpt-small", options=OPTIONS, schedule=replace(HELD.schedule, epochs=2))
+
+
+# The packages of optimizers that torch does not have.
+PACKAGES = {"schedule-free": "schedulefree", "prodigy": "prodigyopt"}
+
+
+def present(recipe):
+    """Skip the test if the package of a recipe's optimizer is not installed."""
+    if recipe.optimizer in PACKAGES:
+        pytest.importorskip(PACKAGES[recipe.optimizer])
 
 
 class StoppedError(Exception):

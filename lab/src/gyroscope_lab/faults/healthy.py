@@ -276,8 +276,6 @@ def _layca(it: Scene) -> bool:
 
 @_healthy("Muon")
 def _muon(it: Scene) -> bool:
-    if not hasattr(torch.optim, "Muon"):
-        return False
     inner = [name for name in it.names[1:-1] if it.layer(name).ndim == 2]
     if len(inner) < 2 or len(inner) > 50:
         return False
