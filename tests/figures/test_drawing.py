@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from gyroscope.figures.drawing import moving_mean, thin, window
+from gyroscope.figures.drawing import draw_course, moving_mean, own_axes, thin, window
+from gyroscope.store.labels import Look
 
 
 def noise(times, layers, seed=0):
@@ -50,3 +51,17 @@ def test_the_moving_mean_is_the_mean_of_what_is_known_around(log):
 
 def test_the_window_is_a_fiftieth_of_long_curves_and_nothing_of_short_ones():
     assert (window(99), window(1000), window(10_000)) == (1, 21, 201)
+
+
+@pytest.mark.parametrize("scale", ["log", "linear"])
+@pytest.mark.parametrize("unit", [1.0, 1e-6])
+def test_noise_is_smoothed_whatever_its_unit_and_a_trend_is_not_however_steep(scale, unit):
+    steps, noise = np.arange(500)[:, None], np.random.default_rng(0).random((500, 30))
+    trend = np.tile(1.1**steps if scale == "log" else 1.0 + steps, 30)
+    drawn = [
+        draw_course(
+            own_axes(), steps[:, 0], unit * values, depth=np.linspace(0, 1, 30), look=Look("a", scale, noisy=True)
+        )
+        for values in (trend, 0.1 + noise)
+    ]
+    assert drawn == [1, 11]
