@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 from datetime import timedelta
@@ -18,7 +19,7 @@ from torch import nn
 
 import forked
 import gyroscope
-from gyroscope.errors import MonitorError
+from gyroscope.errors import MonitorError, StoreError
 from gyroscope.monitor import reference
 
 NAMES = ("0.weight", "2.weight", "4.weight")
@@ -63,25 +64,53 @@ def test_a_run_started_over_with_the_same_weights_begins_at_step_0(tmp_path):
 
 @pytest.mark.parametrize("logs", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_run_that_no_step_was_taken_of_stays_as_it_is(tmp_path, caplog, logs, fails):
+@pytest.mark.parametrize("weights", ["other", "of step 3", "state of step 3"])
+def test_a_run_stays_as_it_is_until_a_step_is_taken(tmp_path, caplog, logs, fails, weights):
     """As when a script is started a second time, and is stopped before its first step."""
-    train(net(), tmp_path / "run", range(6))
+    model = net()
+    state = train(model, tmp_path / "run", range(3))
+    at_3 = copy.deepcopy(model.state_dict())
+    train(model, tmp_path / "run", range(3, 6))
     before = (tmp_path / "run" / "run.sqlite").read_bytes()
     model = net(seed=5)
+    if weights != "other":
+        model.load_state_dict(at_3)
     with (
         contextlib.suppress(KeyboardInterrupt),
         gyroscope.watch(model, momentum(model.parameters()), tmp_path / "run", **PLAIN) as monitor,
     ):
+        if weights == "state of step 3":
+            monitor.load_state_dict(state)
         if logs:
             monitor.log(accuracy=0.1)
+        monitor.record()
         if fails:
             raise KeyboardInterrupt
     assert monitor.error is None
-    monitor.flush()
+    with pytest.raises(StoreError, match="no step was taken: 1 ") if logs else contextlib.nullcontext():
+        monitor.flush()
     assert (tmp_path / "run" / "run.sqlite").read_bytes() == before
     assert gyroscope.load(tmp_path / "run").state == "ended"
-    assert ("What was logged is dropped" in caplog.text) == logs
+    assert caplog.text.count("What was logged is dropped") == logs
     train(model, tmp_path / "run", range(2))  # nobody holds its lock
+
+
+def test_a_run_that_was_set_back_and_then_stopped_says_both(tmp_path):
+    model = net()
+    optimizer = momentum(model.parameters())
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        gyroscope.watch(model, optimizer, tmp_path / "run", **PLAIN) as monitor,
+    ):
+        go(model, optimizer, range(3))
+        state = monitor.state_dict()
+        go(model, optimizer, range(3, 6))
+        monitor.load_state_dict(state)
+        raise KeyboardInterrupt
+    run = gyroscope.load(tmp_path / "run")
+    assert run.state == "interrupted"
+    assert run.steps.tolist() == [0, 1, 2, 3]
+    assert [event.kind for event in run.events] == ["start", "resume", "stop"]
 
 
 def test_what_is_logged_of_the_weights_of_a_run_is_kept_without_a_step(tmp_path):

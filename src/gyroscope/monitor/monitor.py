@@ -282,7 +282,7 @@ class Monitor:
         Use it before the weights are replaced, for example by those of the best checkpoint. All ranks of a sharded
         model must call it together.
         """
-        self._safely(self._chronicle.end, joining=self._sharded)
+        self._safely(self._chronicle.record, joining=self._sharded)
 
     def cost(self) -> Cost:
         """Return the cost of measuring, as a share of the training time and in seconds."""
@@ -312,6 +312,11 @@ class Monitor:
         if self.error is not None:
             said = str(self.error) or type(self.error).__name__
             raise StoreError(f"Recording of {self.path} has stopped, and everything after that is lost: {said}")
+        if self._chronicle.dropped:
+            raise StoreError(
+                f"{self.path} stays as it is, because no step was taken: {self._chronicle.dropped} logged values were "
+                "dropped."
+            )
         if self._chronicle.waits:
             raise StoreError(
                 f"{self.path} is resumed at the first step of all ranks. Logged values wait until then; flush after "

@@ -133,9 +133,9 @@ class Recorder:
         for record in self._told([numbers]):
             self._put(record, record.step)
 
-    def event(self, step: int, kind: str, text: str) -> None:
+    def event(self, event: Event) -> None:
         """Pass an event to the writer."""
-        self._put(Event(step, kind, text), step)
+        self._put(event, event.step)
 
     def _put(self, record: Scalars | Event | Deferred, step: int) -> None:
         if self.writer.put(record) or not self.writer.open:
@@ -154,7 +154,7 @@ class Recorder:
         if self._lost:
             text = f"{self._lost} logged values and notes up to here were dropped: the disk could not keep up"
             lost, self._lost = f"{self._lost} logged values and notes up to step {self._lost_at}", 0
-            self.event(self._lost_at, "error", text)
+            self.event(Event(self._lost_at, "error", text))
             self.writer.flush(timeout)
             raise StoreError(
                 f"{self.path} lacks {lost}: they were dropped, because the disk could not keep up. All others are on "
@@ -373,6 +373,7 @@ class Chronicle:
         recorder: writes the run; None on ranks that do not, and before an existing run is opened again.
         begun: True once the run has begun.
         loaded: True if the tracks' steps and references come from a loaded state.
+        dropped: the number of logged values and notes that were dropped, because no step was taken.
     """
 
     def __init__(self, about: About, *, step: int | None, own_reference: bool) -> None:
@@ -380,8 +381,10 @@ class Chronicle:
         self.recorder: Recorder | None = None
         self.begun = False
         self.loaded = False
+        self.dropped = 0
+        self._restarted = False
         self._step_given, self._own_reference = step, own_reference
-        self._waiting: list[tuple[str, Any]] = []
+        self._waiting: list[Numbers | Event] = []
         self._existing: Existing | None = None
         self._zero: list[Measured] = []
         self._tracks: Sequence[Track] = ()
@@ -424,7 +427,7 @@ class Chronicle:
         """Number of calls of the optimizer; of several optimizers, the largest number."""
         return max((track.taken for track in self._tracks), default=0)
 
-    def begin(self) -> None:
+    def begin(self, start: Beginning | None = None) -> None:
         """Open the run, resuming it if it exists, and record the weights before the first step."""
         if self.begun:
             return
@@ -434,7 +437,7 @@ class Chronicle:
                 "The model was sharded after `watch`, so other ranks do not take part in measuring. Call watch after "
                 "fully_shard, or after accelerator.prepare, on all ranks."
             )
-        start = self._beginning()
+        start = start or self._beginning()
         for track in self._tracks:
             if start.adopt is not None:
                 track.exchange(start.adopt.hold(track, self.about.held))
@@ -450,22 +453,13 @@ class Chronicle:
             own_reference=self._own_reference, shared=self.about.shared,
         )  # fmt: skip
 
-    def _leaves(self) -> bool:
-        """Return True if a run that no step was taken of stays as it is: a new attempt would hide what it shows."""
-        logged = any(what == "numbers" or payload[1] == "note" for what, payload in self._waiting)
-        there, logged = agreed((self._existing is not None, logged), self.about.shared)
-        if there and logged and self._beginning().warning is not None:
-            _LOG.warning("%s stays as it is: no step was taken. What was logged is dropped.", self.about.path)
-            return True
-        return there and not logged
-
     def restart(self) -> None:
         """Start a new attempt after a state was loaded; later records are kept, but no longer shown."""
         self.loaded = True
         if self.begun and self.recorder is not None:
             self.recorder.close()
             self._existing, self.recorder = Existing.at(self.about.path, self.about.layers), None
-        self.begun = False
+        self._restarted, self.begun = self._restarted or self.begun, False
 
     def measured(self, part: int, measured: Measured, detail: dict[str, Any]) -> bool:
         """Pass a measurement to the recorder; return False if the queue is full."""
@@ -474,13 +468,13 @@ class Chronicle:
     def log(self, numbers: Mapping[str, Any]) -> None:
         """Pass numbers of the whole network to the recorder, without waiting for a GPU."""
         if self.about.writes:
-            self._put("numbers", Numbers.of(self.steps, numbers, self._tracks[0].skips))
+            self._put(Numbers.of(self.steps, numbers, self._tracks[0].skips))
 
     def event(self, kind: str, text: str) -> None:
         """Pass an event to the recorder."""
         if self.about.writes:
             # Invalid Unicode, such as stray bytes in a file name, is escaped.
-            self._put("event", (self.steps, kind, text.encode("utf-8", "backslashreplace").decode()))
+            self._put(Event(self.steps, kind, text.encode("utf-8", "backslashreplace").decode()))
 
     def warn(self, text: str) -> None:
         """Log a warning, and record it as an error."""
@@ -499,10 +493,26 @@ class Chronicle:
             self.event("note", _WOKEN[reason].format(told(several), verb, "its" if len(several) == 1 else "their"))
 
     def end(self) -> None:
+        """Begin a run that no step was taken of, unless that would change an earlier one; then record the last step."""
+        if self.begun or self._restarted or not agreed((self._existing is not None,), self.about.shared)[0]:
+            self.begin()
+        elif agreed((self._logged > 0,), self.about.shared)[0]:
+            start = self._beginning()
+            if not start.hides:
+                self.begin(start)
+            elif self.about.writes:
+                _LOG.warning("%s stays as it is: no step was taken. What was logged is dropped.", self.about.path)
+        self.record()
+
+    @property
+    def _logged(self) -> int:
+        """The number of logged values and notes that wait for the beginning."""
+        return sum(not isinstance(one, Event) or one.kind == "note" for one in self._waiting)
+
+    def record(self) -> None:
         """Record the last step, if it was not measured."""
-        if not self.begun and self._leaves():
-            return
-        self.begin()
+        if not self.begun:
+            return  # no step was taken
         for part, track in enumerate(self._tracks):
             if track.taken > track.measured_at:
                 measured = track.measure(gradients=False)
@@ -534,9 +544,8 @@ class Chronicle:
             for part, measured in enumerate(self._zero):
                 recorder.measured(part, measured, {})
         waiting, self._waiting = self._waiting, []
-        for what, payload in waiting:  # from before the step was known
-            at = self.steps
-            self._put(what, replace(payload, step=at) if what == "numbers" else (at, *payload[1:]))
+        for one in waiting:  # from before the step was known
+            self._put(replace(one, step=self.steps))
 
     def _open(self, step: int, reference_file: str | None) -> Recorder:
         about = self.about
@@ -560,7 +569,7 @@ class Chronicle:
             self.recorder.close(interrupted=interrupted)
         elif self._existing is not None:
             self._existing.lock.release()
-        self._waiting = []
+        self.dropped, self._waiting = self._logged, []
 
     def discard(self) -> None:
         """Close the run and, if it is new, remove it, for a monitor that could not be made."""
@@ -584,13 +593,13 @@ class Chronicle:
         if self.recorder is None:
             return
         waiting, self._waiting = self._waiting, []
-        for what, payload in waiting:
-            self._put(what, payload, late=True)
+        for one in waiting:
+            self._put(one, late=True)
 
-    def _put(self, what: str, payload: Any, *, late: bool = False) -> None:
+    def _put(self, one: Numbers | Event, *, late: bool = False) -> None:
         if self.recorder is None or not (self.begun or late):
-            self._waiting.append((what, payload))
-        elif what == "numbers":
-            self.recorder.scalars(payload)
+            self._waiting.append(one)
+        elif isinstance(one, Event):
+            self.recorder.event(one)
         else:
-            self.recorder.event(*payload)
+            self.recorder.scalars(one)

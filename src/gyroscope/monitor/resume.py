@@ -260,6 +260,7 @@ class Beginning:
         new_reference: True if the reference has to be saved.
         adopt: the run's own reference, if rotation is to be measured from it.
         warning: a warning for the user.
+        hides: True if the run has later steps, which are then no longer shown.
     """
 
     step: int
@@ -267,6 +268,7 @@ class Beginning:
     new_reference: bool
     adopt: Saved | None = None
     warning: str | None = None
+    hides: bool = False
 
 
 def beginning(
@@ -294,9 +296,10 @@ def beginning(
     at = max(track.taken for track in tracks)
     if not there:
         return Beginning(at if loaded else step or 0, f"{sum(map(len, members))} layers", True)
+    (last,) = agreed((None if existing is None else existing.last,), shared)
     if loaded:
         same = saved is not None and dict(saved.squares) == dict(Saved.of(tracks).squares)
-        return Beginning(at, f"resumed from a checkpoint at step {at}", not same)
+        return Beginning(at, f"resumed from a checkpoint at step {at}", not same, hides=at < last)
     if step is None and saved is not None:
         try:
             now = Now.of(tracks, members, saved)
@@ -307,15 +310,16 @@ def beginning(
     if step is not None:
         if saved is None and not own_reference:
             raise MonitorError(problem or "The run has no reference.")
-        return Beginning(step, f"resumed at step {step}", own_reference, None if own_reference else saved)
-    (last,) = agreed((None if existing is None else existing.last,), shared)
+        adopted = None if own_reference else saved
+        return Beginning(step, f"resumed at step {step}", own_reference, adopted, hides=step < last)
     why = problem or "none of its steps has the current weights"
     warning = (
         f"holds a run of this model up to step {last}, but {why}: a new attempt is recorded from step 0, and the old "
         "one is kept. To resume it, load its checkpoint before `watch`, pass `step=`, or call "
         "`monitor.load_state_dict`."
     )
-    return Beginning(0, f"a new attempt; the previous one reached step {last}", True, None, warning)
+    said = f"a new attempt; the previous one reached step {last}"
+    return Beginning(0, said, True, warning=warning, hides=True)
 
 
 def agreed(values: tuple[Any, ...], shared: bool) -> tuple[Any, ...]:
