@@ -137,6 +137,26 @@ def test_accumulated_clipped_and_unscaled_gradients_are_the_steps_own(tmp_path):
     assert np.isfinite(carried).any()
 
 
+def test_gradients_that_are_summed_by_hand_are_the_steps_own(tmp_path):
+    """As of batches that are clipped one by one: `.grad` is cleared after each."""
+    model, x = net(), torch.randn(64, 8)
+    optimizer, parameters = torch.optim.SGD(model.parameters(), lr=0.1), list(model.parameters())
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None, detail_every=1):
+        for _ in range(5):
+            sums = [torch.zeros_like(parameter) for parameter in parameters]
+            for part in x.split(8):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(part), part.argmax(1) % 4).backward()
+                for total, parameter in zip(sums, parameters, strict=True):
+                    total += parameter.grad
+            for total, parameter in zip(sums, parameters, strict=True):
+                parameter.grad = total
+            optimizer.step()
+    carried = gyroscope.load(tmp_path / "run").series("gradient_carried")
+    assert (carried[np.isfinite(carried)] == 0).all()
+    assert np.isfinite(carried).any()
+
+
 @pytest.mark.parametrize("to_none", [True, False])
 def test_the_networks_of_a_healthy_gan_raise_no_alarm(tmp_path, to_none):
     """The generator's loss has a gradient at the discriminator, which is thrown away."""
@@ -177,6 +197,20 @@ def test_normalizers_in_eval_mode(tmp_path):
     assert found.kind == "eval_mode"
     train(tmp_path / "other", model=net(norm=True))
     assert kinds(tmp_path / "other") == []
+
+
+def test_a_normalizer_in_eval_mode_behind_a_parameter_that_is_no_layer(tmp_path):
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gamma = nn.Parameter(torch.ones(1, 16))
+
+        def forward(self, x):
+            return self.gamma * x
+
+    model = nn.Sequential(nn.Linear(8, 16), Scale(), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    train(tmp_path / "run", model=model, before=lambda step, model: model[2].eval())
+    assert kinds(tmp_path / "run") == ["eval_mode"]
 
 
 def test_a_repeated_batch(tmp_path):
@@ -224,18 +258,21 @@ def test_a_regression_with_several_outputs_is_not_compared_with_chance(tmp_path)
     assert kinds(tmp_path / "run") == []
 
 
-def test_a_long_first_step_of_a_training_that_converges_is_no_alarm(tmp_path):
+@pytest.mark.parametrize(("size", "far", "lr"), [(16, 1.0, 0.05), (64, 5.0, 0.005)], ids=["soon", "late"])
+def test_a_long_first_step_of_a_training_that_converges_is_no_alarm(tmp_path, size, far, lr):
+    """Also while it is written, and its loss has not come down yet."""
     torch.manual_seed(0)
-    model, targets = nn.Linear(16, 1), torch.randn(16, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, targets = nn.Linear(size, 1), far * torch.randn(size, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
         for _ in range(60):
-            x = torch.randn(64, 16)
+            x = torch.randn(64, size)
             loss = nn.functional.mse_loss(model(x), x @ targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             monitor.log(loss=loss)
+            monitor.flush()
     with gyroscope.load(tmp_path / "run") as run:
         assert run.series("update_ratio")[1] > 0.5
         assert not any(event.kind == "finding" for event in run.events)

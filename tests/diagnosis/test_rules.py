@@ -272,6 +272,7 @@ def test_first_steps_as_long_as_the_weights_need_a_loss_that_halves():
     assert first(replace(course, loss=np.full(STEPS, 2.0))).kind == "too_fast"
     assert first(replace(course, loss=np.where(np.arange(STEPS) < 290, course.loss, np.nan))).kind == "too_fast"
     assert first(replace(course, steps=course.steps + 10)).kind == "too_fast"
+    assert first(replace(course, loss_steps=course.loss_steps + 10)).kind == "too_fast"  # the first one may be after it
 
 
 def test_layers_that_hardly_turn():
@@ -425,15 +426,31 @@ def test_gradients_that_fall_from_block_to_block_are_reported_if_they_do_so_at_t
     assert alarms(replace(course, steps=101 * course.steps)) == []
 
 
+def test_gradients_fade_also_where_each_layer_has_an_optimizer():
+    """As in a backward pass that steps each layer as soon as its gradient is there."""
+
+    def fading(gradient):
+        gradient[:, :3] *= 1e-4
+        return gradient
+
+    course = spoiled(gradient_norm=fading)
+    apart = tuple(replace(layer, part=i) for i, layer in enumerate(course.layers))
+    assert first(course).kind == first(replace(course, layers=apart)).kind == "vanishing"
+
+
 def test_a_loss_at_chance():
     course = replace(healthy(), loss=np.full(STEPS, log(10)) + 0.02 * np.sin(np.arange(STEPS)))
     assert (first(course).kind, first(course).severity) == ("at_chance", "serious")
 
 
-def test_a_loss_that_falls_to_chance_is_none_unless_it_is_a_cross_entropy():
-    falls = replace(healthy(), loss=np.full(STEPS, log(10)) + 10 * np.exp(-np.arange(STEPS) / 10))
+def test_a_loss_that_has_fallen_is_that_of_a_regression_unless_outputs_or_its_value_say_otherwise():
+    def unknown(course):
+        return spoiled(course, output_information=lambda nats: np.nan * nats)
+
+    falls = replace(healthy(), loss=2.6 + 10 * np.exp(-np.arange(STEPS) / 10))
     assert first(falls).kind == "at_chance"
-    assert alarms(spoiled(falls, output_information=lambda nats: np.nan * nats)) == []
+    assert alarms(unknown(falls)) == []
+    assert first(unknown(replace(falls, loss=falls.loss - 2.6 + log(10)))).kind == "at_chance"
     still = spoiled(healthy(), output_information=lambda nats: np.nan * nats)
     assert first(replace(still, loss=np.full(STEPS, log(10)))).kind == "at_chance"
 

@@ -53,15 +53,22 @@ def test_the_window_is_a_fiftieth_of_long_curves_and_nothing_of_short_ones():
     assert (window(99), window(1000), window(10_000)) == (1, 21, 201)
 
 
+def drawn(values, scale):
+    """The number of values that each point of noisy lines averages."""
+    steps, depth = np.arange(len(values)), np.linspace(0, 1, values.shape[1])
+    return draw_course(own_axes(), steps, values, depth=depth, look=Look("a", scale, noisy=True))
+
+
 @pytest.mark.parametrize("scale", ["log", "linear"])
 @pytest.mark.parametrize("unit", [1.0, 1e-6])
 def test_noise_is_smoothed_whatever_its_unit_and_a_trend_is_not_however_steep(scale, unit):
-    steps, noise = np.arange(500)[:, None], np.random.default_rng(0).random((500, 30))
+    steps, jumps = np.arange(500)[:, None], 0.1 + np.random.default_rng(0).random((500, 30))
     trend = np.tile(1.1**steps if scale == "log" else 1.0 + steps, 30)
-    drawn = [
-        draw_course(
-            own_axes(), steps[:, 0], unit * values, depth=np.linspace(0, 1, 30), look=Look("a", scale, noisy=True)
-        )
-        for values in (trend, 0.1 + noise)
-    ]
-    assert drawn == [1, 11]
+    assert (drawn(unit * trend, scale), drawn(unit * jumps, scale)) == (1, 11)
+
+
+def test_steps_without_values_do_not_hide_noise_and_no_values_are_not_smoothed():
+    values = np.random.default_rng(0).random((900, 30))
+    values[::3] = np.nan
+    assert drawn(values, "log") > 1
+    assert drawn(np.full((900, 30), np.nan), "linear") == 1

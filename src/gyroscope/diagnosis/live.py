@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from gyroscope.diagnosis.course import DETAILS, LOSSES, MOST, RANKS_DIFFER, SERIES, Course, course_of, loss_of, thinned
 from gyroscope.diagnosis.diagnose import findings, ordered
 from gyroscope.diagnosis.finding import Finding
+from gyroscope.diagnosis.rules import may_be_healthy
 from gyroscope.errors import GyroscopeError
 from gyroscope.store import Run
 from gyroscope.store.record import LayerInfo
@@ -34,24 +36,30 @@ Values = npt.NDArray[np.float32]
 
 
 class _Curve:
-    """The numbers of one name: every n-th and the last. When too many are kept, n doubles."""
+    """The numbers of one name, added and read on any thread: every n-th, and the last.
+
+    When too many are kept, n doubles.
+    """
 
     def __init__(self) -> None:
         self._kept: list[tuple[int, float]] = []
         self._last = (0, 0.0)
         self._heard, self._every = 0, 1
+        self._lock = Lock()
 
     def add(self, step: int, value: float) -> None:
-        self._last = step, value
-        if self._heard % self._every == 0:
-            self._kept.append(self._last)
-        self._heard += 1
-        if len(self._kept) > _NUMBERS:
-            self._kept, self._every = self._kept[::2], 2 * self._every
+        with self._lock:
+            self._last = step, value
+            if self._heard % self._every == 0:
+                self._kept.append(self._last)
+            self._heard += 1
+            if len(self._kept) > _NUMBERS:
+                self._kept, self._every = self._kept[::2], 2 * self._every
 
     def all(self) -> list[tuple[int, float]]:
-        kept, last = list(self._kept), self._last
-        return kept if not kept or kept[-1] is last else [*kept, last]
+        with self._lock:
+            fresh = self._heard > 0 and self._kept[-1] is not self._last
+            return [*self._kept, self._last] if fresh else self._kept[:]
 
 
 class Live:
@@ -111,8 +119,10 @@ class Live:
             self._resumes = None
         self._thin()
         course = self._course()
-        settled = self._settled(course)
-        hold = [one for one in findings(course) if settled or one.kind in _AT_ONCE]
+        settled, at_once = self._settled(course), _AT_ONCE
+        if may_be_healthy(course) and not ends:
+            at_once -= {"too_fast"}
+        hold = [one for one in findings(course) if settled or one.kind in at_once]
         found = [one for one in ordered(hold, self._mute) if one.is_alarm and one.kind not in self._stated]
         self._stated |= {one.kind for one in found}
         return found

@@ -31,7 +31,7 @@ class Limits:
         enough: measured steps that a rule about a course needs.
         fast: ‖Δw‖/‖w‖ of the middle layer, in one step. Healthy runs stay below 0.08; a rate 300 times too large gives
             1 and more.
-        leaps: first steps that may be as long where the loss halves: small weights, far from where they have to go.
+        leaps: number of first steps that may exceed `fast` if the loss later falls to half of its first value.
         slow: radians per step of the fastest layer, at the 90th percentile of steps, below which a network does not
             learn. Fine-tuning may be as slow; then the loss falls, or layers turn by more than `unturned` in time.
         unturned: radians that no layer has turned by in a run that is too slow.
@@ -61,6 +61,7 @@ class Limits:
         collapsed: share of its peak that the learning rate stays below for `collapsed_for` of the run.
         chance: share of log(classes) that the loss stays above.
         chance_steps: steps for which it does so.
+        guessing: relative distance to log(classes) within which a loss that has fallen is that of guessing.
         informed: information about the input, in nats, that outputs must have unless it grows. With shuffled labels it
             falls to 0.005 and less; a head trained alone on random features began with 0.005, and more than doubled it.
         floor: distance to the lowest loss that probabilities, taken for logits, can reach.
@@ -97,6 +98,7 @@ class Limits:
     collapsed_for: float = 0.2
     chance: float = 0.95
     chance_steps: int = 100
+    guessing: float = 0.02
     informed: float = 0.005
     floor: float = 0.1
     clipped: float = 0.02
@@ -510,16 +512,13 @@ def jump(course: Course) -> Finding | None:
 
 def too_fast(course: Course) -> Finding | None:
     """Steps as long as the weights themselves, or norms that blow up."""
-    ratio, norm = course["update_ratio"], course["weight_norm"]
-    start = norm[:1] > 0 if len(norm) else np.zeros((1, len(course.layers)), dtype=bool)
-    # Layers that begin at zero take long steps first, and so do layers that have all but vanished.
-    there = norm[np.maximum(np.arange(len(norm)) - 1, 0)] > LIMITS.vanished * norm[:1]
-    ratio = np.where(start & there, ratio, np.nan)
+    norm, ratio = course["weight_norm"], _ratio(course)
+    start = _starts(norm)
     if np.isfinite(ratio).sum(0).max(initial=0) < 3:
         return None
     middle = _quiet(np.nanmedian, ratio, axis=1)
     rows = np.flatnonzero(middle > LIMITS.fast)
-    if len(rows) and course.steps[rows[-1]] <= LIMITS.leaps and _is_halved(course):
+    if may_be_healthy(course) and 0 < float(np.median(course.loss[-3:])) < 0.5 * float(course.loss[0]):
         rows = rows[:0]
     with np.errstate(all="ignore"):
         grown = np.where(start, norm / norm[:1], np.nan)
@@ -542,10 +541,26 @@ def too_fast(course: Course) -> Finding | None:
     )  # fmt: skip
 
 
-def _is_halved(course: Course) -> bool:
-    """Return True if the loss has come down to half of what it was at first, or less."""
-    loss = course.loss
-    return len(loss) > 5 and 0 < float(np.median(loss[-3:])) < 0.5 * float(loss[0])
+def may_be_healthy(course: Course) -> bool:
+    """Return True if only the first steps are too long and the loss is known from before them.
+
+    Small weights have far to go: if the loss falls to half, nothing is wrong.
+    """
+    rows = np.flatnonzero(_quiet(np.nanmedian, _ratio(course), axis=1) > LIMITS.fast)
+    early = len(rows) > 0 and bool(course.steps[rows[-1]] <= LIMITS.leaps)
+    return early and len(course.loss) > 5 and bool(course.loss_steps[0] <= 1)
+
+
+def _ratio(course: Course) -> Floats:
+    """‖Δw‖/‖w‖, NaN for layers that begin at zero or have all but vanished, which take long steps."""
+    norm = course["weight_norm"]
+    there = norm[np.maximum(np.arange(len(norm)) - 1, 0)] > LIMITS.vanished * norm[:1]
+    return np.where(_starts(norm) & there, course["update_ratio"], np.nan)
+
+
+def _starts(norm: Floats) -> Mask:
+    """[1, layers], True for layers that do not begin at zero."""
+    return norm[:1] > 0 if len(norm) else np.zeros((1, norm.shape[1]), dtype=bool)
 
 
 def too_slow(course: Course) -> Finding | None:
@@ -777,11 +792,12 @@ def vanishing(course: Course) -> Finding | None:
     Several optimizers may follow several losses, as those of a GAN do.
     """
     parts = np.array([layer.part for layer in course.layers])
-    for part in np.unique(parts).tolist():
-        which = np.flatnonzero(course.weights & ~course.untrained & (parts == part))
-        if len(which) >= 3 and (found := _fading(course, which)) is not None:
-            return found
-    return None
+    trained = course.weights & ~course.untrained
+    groups = [np.flatnonzero(trained & (parts == part)) for part in np.unique(parts)]
+    if max(map(len, groups), default=0) < 3:
+        groups = [np.flatnonzero(trained)]  # such as one optimizer per layer
+    found = (_fading(course, which) for which in groups if len(which) >= 3)
+    return next((one for one in found if one is not None), None)
 
 
 def _fading(course: Course, which: Ints) -> Finding | None:
@@ -924,10 +940,14 @@ def at_chance(course: Course) -> Finding | None:
     if loss is not None and classes is not None:
         chance = log(classes)
         later = loss[len(loss) // 2 :]
-        # A loss that has fallen may be that of a regression, unless the outputs show that it is a cross-entropy.
+        # A loss that has fallen may be that of a regression, unless it has fallen to that of guessing.
         first = float(np.mean(course.loss[:3]))
-        still = course.known("output_information") or float(np.median(later)) >= 0.9 * first
-        if still and float(later.min()) >= LIMITS.chance * chance and float(np.median(later)) <= 3 * chance:
+        guesses = (
+            course.known("output_information")
+            or float(np.median(later)) >= 0.9 * first
+            or abs(float(np.median(later)) - chance) < LIMITS.guessing * chance
+        )
+        if guesses and float(later.min()) >= LIMITS.chance * chance and float(np.median(later)) <= 3 * chance:
             return _finding(
                 "at_chance", "serious",
                 f"The loss is {float(np.median(later)):.3g}, and guessing among the {classes:,} classes gives "

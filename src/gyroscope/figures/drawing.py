@@ -360,7 +360,8 @@ def _sums(values: Values, width: int) -> Values:
 
 # With more layers than this, noise hides the lines.
 _FEW = 4
-# Values that are less than this share away from the mean of their neighbors need no smoothing.
+# Values that differ by less than this from the mean of their neighbors need no smoothing: logarithms by this much, values
+# on a linear axis by this share of their size.
 _CALM = 0.02
 
 
@@ -400,6 +401,9 @@ def said(width: int) -> str:
 
 
 def _calm(values: Values, scale: Scale | None) -> bool:
+    values = values[~np.isnan(values).all(1)]
+    if len(values) < 3:
+        return True
     values = np.log(values) if scale == "log" else values
     bend = np.abs(np.diff(values, 2, axis=0)) / 2  # 0 for a trend, which is no noise
     size = np.nanmedian(np.abs(values)) if scale == "linear" else 1.0

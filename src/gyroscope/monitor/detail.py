@@ -17,6 +17,7 @@ from gyroscope.base.hooks import is_capturing, listens
 from gyroscope.base.transfer import to_host
 from gyroscope.errors import MonitorError
 from gyroscope.layers.layer import Layer, split
+from gyroscope.layers.layer import layers as find_layers
 from gyroscope.monitor.reference import Reference
 from gyroscope.monitor.track import Track
 from gyroscope.passes import activations as acts
@@ -236,9 +237,11 @@ STATE_INFO = {
 class Fresh:
     """Compares the gradient of a step with that of its own backward passes, for the smallest of the layers.
 
-    A pass counts unless its gradient was cleared before the step, as that of a GAN's generator at the discriminator is.
-    Clipping and loss scaling change the size of a gradient's elements, not their signs. What was carried over from
-    earlier steps changes many signs. Ranks that average gradients, and sharded layers, are not compared.
+    A step's gradient is either the sum of all its backward passes, perhaps summed by hand, or of those since it was last
+    cleared: a GAN clears the gradient that the generator's pass leaves in the discriminator. It is compared with both
+    sums, and the smaller share counts. Clipping and loss scaling change the size of a gradient's elements, not their
+    signs. What was carried over from earlier steps changes many signs. Ranks that average gradients, and sharded layers,
+    are not compared.
     """
 
     def __init__(self, layers: Sequence[Layer], optimizer: Optimizer) -> None:
@@ -249,7 +252,7 @@ class Fresh:
             if layer.parameter.requires_grad and id(layer.parameter) in held and not is_sharded(layer.parameter)
         }
         self._layers, self._index = layers, min(sizes, key=lambda i: sizes[i], default=None)
-        self._own: Tensor | None = None
+        self._own: list[Tensor] = []  # the sums of all passes, and of those since the gradient was cleared
         self._handle: Any = None
 
     def attach(self) -> None:
@@ -265,7 +268,7 @@ class Fresh:
         """Stop listening."""
         if self._handle is not None:
             self._handle.remove()
-        self._handle = self._own = None
+        self._handle, self._own = None, []
 
     def _add(self, gradient: Tensor) -> None:
         if is_capturing() or not listens(self):
@@ -273,21 +276,26 @@ class Fresh:
         if gradient.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(gradient):
             assert self._index is not None
             fresh, before = gradient.detach(), self._layers[self._index].parameter.grad
-            if self._own is None or before is None or before.layout is not torch.strided:
-                self._own = fresh.clone()
-            else:  # earlier passes do not count if their gradient was set to zero, which nothing waits to find out
-                self._own = torch.where(before.detach().any(), self._own, 0.0) + fresh
+            if not self._own:
+                self._own = [fresh.clone(), fresh.clone()]
+                return
+            every, since = self._own
+            if before is None or before.layout is not torch.strided:
+                since = torch.zeros_like(fresh)
+            else:  # nothing waits to find out if it was set to zero
+                since = torch.where(before.detach().any(), since, 0.0)
+            self._own = [every + fresh, since + fresh]
 
     def take(self) -> Tensor | None:
         """Return the share that was carried over, [layers] on the device; NaN for layers that were not compared."""
-        own, self._own = self._own, None
-        if own is None or self._index is None:
+        own, self._own = self._own, []
+        if not own or self._index is None:
             return None
         gradient = self._layers[self._index].parameter.grad
-        if gradient is None or gradient.shape != own.shape or gradient.layout is not torch.strided:
+        if gradient is None or gradient.shape != own[0].shape or gradient.layout is not torch.strided:
             return None
-        a, b = gradient.detach().float(), own.float()
-        carried = (a.abs() * (a * b <= 0)).sum() / a.abs().sum()  # NaN without a gradient
+        a, b = gradient.detach().float(), torch.stack(own).float()
+        carried = ((a.abs() * (a * b <= 0)).flatten(1).sum(1) / a.abs().sum()).amin()  # NaN without a gradient
         found = torch.full((len(self._layers),), torch.nan, device=a.device)
         found[self._index] = carried
         return found
@@ -296,8 +304,8 @@ class Fresh:
 def _normalizers(model: nn.Module, layers: Sequence[Layer]) -> list[tuple[int, nn.Module]]:
     """Return the normalizers that keep statistics of the data, each with the position of the layer before it.
 
-    Those after other layers, such as a frozen backbone or the other network of a GAN, are left out; those before all
-    layers count with the first one.
+    Those after other layers of the model, such as a frozen backbone or the other network of a GAN, are left out; those
+    before all layers count with the first one.
 
     >>> from gyroscope.layers.layer import layers
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3))
@@ -307,12 +315,13 @@ def _normalizers(model: nn.Module, layers: Sequence[Layer]) -> list[tuple[int, n
     []
     """
     own = {id(layer.module): i for i, layer in enumerate(layers)}
+    others = {id(layer.module) for layer in find_layers(model)} - set(own)
     found: list[tuple[int, nn.Module]] = []
     last: int | None = 0
     for module in model.modules():
         if id(module) in own:
             last = own[id(module)]
-        elif any(parameter.dim() > 1 for parameter in module.parameters(recurse=False)):
+        elif id(module) in others:
             last = None
         statistics = getattr(module, "running_mean", None) is not None
         if last is not None and statistics and isinstance(module, nn.modules.batchnorm._NormBase):
