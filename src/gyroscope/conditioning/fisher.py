@@ -41,7 +41,7 @@ from gyroscope.base.accepted import flag, real
 from gyroscope.conditioning.eigen import eigenvalues
 from gyroscope.conditioning.spectra import Spectrum
 from gyroscope.errors import ConditioningError, GyroscopeError, LayerError
-from gyroscope.layers.class_names import ancestry, wrapped_in
+from gyroscope.layers.class_names import ancestry, unwrapped
 from gyroscope.layers.layer import layers
 from gyroscope.passes.batches import batches
 from gyroscope.passes.likelihood import (
@@ -275,8 +275,7 @@ def parameters(model: nn.Module, *, only: str | Iterable[str] | None = None, wei
     """
     if not isinstance(model, nn.Module):
         raise ConditioningError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
-    while wrapped := wrapped_in(model):
-        model = getattr(model, wrapped)
+    model = unwrapped(model)
     named = dict(model.named_parameters())
     for name, parameter in named.items():
         if is_lazy(parameter) or parameter.is_meta or "DTensor" in ancestry(parameter) or parameter.is_complex():

@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from gyroscope.base.accepted import real, whole
 from gyroscope.conditioning.fisher import Labels, fisher
 from gyroscope.errors import DynamicsError
-from gyroscope.layers.class_names import wrapped_in
+from gyroscope.layers.class_names import unwrapped
 from gyroscope.passes.batches import batches
 from gyroscope.passes.likelihood import Loss
 from gyroscope.theory.per_sample import refuse_valueless
@@ -191,9 +191,7 @@ def _outliers(
 def _unwrapped(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise DynamicsError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
-    while wrapped := wrapped_in(model):
-        model = getattr(model, wrapped)
-    return model
+    return unwrapped(model)
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -315,8 +315,8 @@ class Proposer:
             grads = [p.grad for p in params]
             if any(g is not None and g.is_sparse for g in grads):
                 raise ControlError(
-                    f"A parameter of group {i} has a sparse gradient, whose displacement is not known; nothing was "
-                    "changed. Use sparse=False in the embedding, or step it with an optimizer of its own."
+                    f"A parameter of group {i} has a sparse gradient; nothing was changed. Use "
+                    "sparse=False in the embedding, or step it with an optimizer of its own."
                 )
         if self._unseen() and _PLAIN.issuperset(map(type, params)):
             return self._stand_in(i, group, proposal, grads, undo)

@@ -397,7 +397,7 @@ class Recorder:
         if outer is not None:
             name = type(outer).__name__
             raise ControlError(
-                f"The {type(optimizer).__name__} is inside a {name}, which takes other steps than it proposes. Record "
+                f"The {type(optimizer).__name__} is inside a {name}, which changes its steps. Record "
                 f"the {name}: record(model, optimizer) with the optimizer that is stepped."
             )
 

@@ -95,8 +95,8 @@ def keep_norms(
     if (outer := controller_of(optimizer)) is not None:
         name = type(outer).__name__
         raise DynamicsError(
-            f"`optimizer` must be the one that is stepped, got a {type(optimizer).__name__} inside a {name}, which "
-            f"takes other steps than it proposes. Give the {name}."
+            f"`optimizer` must be the one that you step, got a {type(optimizer).__name__} inside a {name}, which "
+            f"changes its steps. Pass the {name}."
         )
     renormalize_(chosen, radius=radius, by=by)
 

@@ -153,9 +153,9 @@ def _linear_siblings(holder: nn.Module) -> list[Tensor]:
 
 def _module(model: nn.Module, path: Sequence[str]) -> nn.Module:
     """Return the module at a path of names without wrappers."""
-    module: nn.Module = unwrapped(model)
+    module = unwrapped(model)
     for name in path:
-        module = unwrapped(module._modules[name])
+        module = unwrapped(module.get_submodule(name))
     return module
 
 

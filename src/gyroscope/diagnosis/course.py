@@ -30,7 +30,7 @@ DETAILS = (
 #: The scalar that is recorded where the weights of data-parallel ranks differ, relative to their norm.
 RANKS_DIFFER = "ranks_differ"
 #: The scalars that may be the training loss, the best first.
-LOSSES = ("batch_loss", "loss", "train_loss", "train/loss", "training_loss")
+LOSS_NAMES = ("batch_loss", "loss", "train_loss", "train/loss", "training_loss")
 #: The most rows that rules read, and the most sampled ones; of longer runs, rows are left out evenly between the first
 #: and the last ones.
 MOST = 512
@@ -157,7 +157,7 @@ def loss_of(scalars: Mapping[str, tuple[Any, Any]]) -> tuple[Ints, Floats]:
     >>> loss_of({"val_loss": ([1], [3.0]), "loss": ([1, 2], [2.0, 1.0])})[1].tolist()
     [2.0, 1.0]
     """
-    for name in LOSSES:
+    for name in LOSS_NAMES:
         if name in scalars and len(scalars[name][0]):
             steps, values = scalars[name]
             return np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)

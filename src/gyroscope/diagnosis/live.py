@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gyroscope.diagnosis.course import DETAILS, LOSSES, MOST, RANKS_DIFFER, SERIES, Course, course_of, loss_of, thinned
+from gyroscope.diagnosis.course import (
+    DETAILS,
+    LOSS_NAMES,
+    MOST,
+    RANKS_DIFFER,
+    SERIES,
+    Course,
+    course_of,
+    loss_of,
+    thinned,
+)
 from gyroscope.diagnosis.diagnose import findings, ordered
 from gyroscope.diagnosis.finding import Finding
 from gyroscope.diagnosis.rules import may_be_healthy
@@ -87,7 +97,7 @@ class Live:
         parts = range(1 + max((layer.part for layer in layers), default=0))
         self._members = [[i for i, layer in enumerate(layers) if layer.part == part] for part in parts]
         self._rows: dict[int, dict[str, npt.NDArray[np.float64]]] = {}
-        self._curves = {name: _Curve() for name in (*LOSSES, RANKS_DIFFER)}
+        self._curves = {name: _Curve() for name in (*LOSS_NAMES, RANKS_DIFFER)}
         self._seen, self._next, self._stated = 0, float(_FIRST), set[str]()
         self._resumes = resumes
 

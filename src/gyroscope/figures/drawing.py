@@ -360,8 +360,8 @@ def _sums(values: Values, width: int) -> Values:
 
 # With more layers than this, noise hides the lines.
 _FEW = 4
-# Values that differ by less than this from the mean of their neighbors need no smoothing: logarithms by this much, values
-# on a linear axis by this share of their size.
+# Values that differ by less than this from the mean of their neighbors need no smoothing: their logarithms on a
+# logarithmic axis, and relative to their size on a linear one.
 _CALM = 0.02
 
 

@@ -105,7 +105,7 @@ def _alike(split: Sequence[Sequence[str]]) -> int:
 
 def _abbreviated(names: Sequence[str], letters: int) -> list[str]:
     # A number at the end of a part is kept in full: it distinguishes blocks.
-    stems = [[(part, part.rstrip("0123456789")) for part in name.split(".")] for name in names]
+    stems = [[(part, part.rstrip("0123456789")) for part in name.removesuffix(".weight").split(".")] for name in names]
     return [".".join(stem[:letters] + part[len(stem) :] for part, stem in parts) for parts in stems]
 
 

@@ -40,7 +40,7 @@ def wrapped_in(module: nn.Module) -> str | None:
     return next((attribute for attribute in attributes if attribute in module._modules), None)
 
 
-def unwrapped(module: Any) -> Any:
+def unwrapped(module: nn.Module) -> nn.Module:
     """Return the user's module, without known wrappers around it."""
     while (wrapped := wrapped_in(module)) is not None:
         module = getattr(module, wrapped)

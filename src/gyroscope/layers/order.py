@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gyroscope.errors import LayerError
-from gyroscope.layers.untouched import called, tensors
+from gyroscope.layers.untouched import output_of, tensors
 
 
 def forward_order(model: nn.Module, parameters: Sequence[Tensor], sample: object) -> list[int]:
@@ -48,7 +48,7 @@ def forward_order(model: nn.Module, parameters: Sequence[Tensor], sample: object
 def _first_calls(model: nn.Module, parameters: Sequence[Tensor], sample: object) -> dict[int, int]:
     record = _FirstUse(parameters)
     with _restored(model):
-        called(model, sample, record)
+        output_of(model, sample, record)
     return record.first
 
 

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gyroscope.errors import LayerError
 from gyroscope.layers.class_names import ancestry, is_conv1d, is_norm, unwrapped
 from gyroscope.layers.layer import Layer, layers
-from gyroscope.layers.untouched import called, tensors
+from gyroscope.layers.untouched import output_of, tensors
 
 # Modules that change no number.
 _CHANGES_NO_NUMBER = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
@@ -322,7 +322,7 @@ def ending(model: nn.Module, layers: Sequence[Layer], sample: object) -> Ending:
     model = unwrapped(model)
     follow = _Follow([layer.parameter for layer in layers], matrices(model, layers), tensors(sample))
     with _Inputs(model, layers, follow) as inputs:
-        ends = tensors(called(model, sample, follow))
+        ends = tensors(output_of(model, sample, follow))
     last = follow.last(ends)
     after = tuple(follow.after(ends, position) for position in last)
     return Ending(last, tuple(inputs.calls), tuple(inputs.normalized), after)

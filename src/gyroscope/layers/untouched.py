@@ -115,7 +115,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 module.training = flag
 
 
-def called(model: nn.Module, sample: object, mode: TorchFunctionMode) -> Any:
+def output_of(model: nn.Module, sample: object, mode: TorchFunctionMode) -> Any:
     """Return the output of `model` for a sample from one forward pass in evaluation mode, seen by `mode`.
 
     Args:
@@ -135,8 +135,8 @@ def called(model: nn.Module, sample: object, mode: TorchFunctionMode) -> Any:
         except Exception as error:
             raise LayerError(
                 f"The forward pass of {type(model).__name__} on `sample` failed with {type(error).__name__}: {error}. "
-                "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device, "
-                "or leave `sample` out."
+                "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device. "
+                "Without `sample`, layers are in registration order."
             ) from error
 
 

@@ -237,11 +237,11 @@ STATE_INFO = {
 class Fresh:
     """Compares the gradient of a step with that of its own backward passes, for the smallest of the layers.
 
-    A step's gradient is either the sum of all its backward passes, perhaps summed by hand, or of those since it was last
-    cleared: a GAN clears the gradient that the generator's pass leaves in the discriminator. It is compared with both
-    sums, and the smaller share counts. Clipping and loss scaling change the size of a gradient's elements, not their
-    signs. What was carried over from earlier steps changes many signs. Ranks that average gradients, and sharded layers,
-    are not compared.
+    A step's gradient is either the sum of all its backward passes, perhaps formed by hand, or of those since it was
+    last cleared: a GAN clears the gradient that the generator's pass leaves in the discriminator. It is compared with
+    both sums, and the smaller share counts. Clipping and loss scaling change the size of a gradient's elements, not
+    their signs. What was carried over from earlier steps changes many signs. Ranks that average gradients, and sharded
+    layers, are not compared.
     """
 
     def __init__(self, layers: Sequence[Layer], optimizer: Optimizer) -> None:
