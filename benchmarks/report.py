@@ -388,14 +388,17 @@ def trained(task: str) -> list[str]:
     ]
     found = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs" / task).glob("*/result.json"))]
     whole = [one for one in found if one["trial"]["task"]["schedule"]["epochs"] == TASKS[task].schedule.epochs]
+    differences = []
     for one in sorted(whole, key=lambda one: _order(one["trial"]["recipe"])):
         name, result = one["trial"]["recipe"]["name"], Result.from_json(one["result"])
         test, paper = 100 * result.test_accuracy, told(task, name)
         beside = ["", ""] if paper is None else [f"{paper:.2f}", f"{test - paper:+.2f}"]
+        differences += [] if paper is None else [abs(test - paper)]
         turned = sum(result.final_rotation) / len(result.layers)
         cells = [name, f"{test:.2f}", *beside, f"{100 * result.learned:.2f}", str(len(result.loss))]
         rows.append("| " + " | ".join([*cells, f"{turned:.2f}"]) + " |")
-    return rows
+    near = sum(difference <= 1 for difference in differences)
+    return [*rows, "", f"{near} of {len(differences)} test accuracies are within one point of the paper's."]
 
 
 def _order(recipe: dict[str, Any]) -> tuple[bool, bool, str, float, float]:

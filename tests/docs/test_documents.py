@@ -129,6 +129,14 @@ def test_the_tables_say_what_was_measured(monkeypatch):
     runpy.run_path(script, run_name="__main__")  # which exits if they say anything else
 
 
+def test_the_front_pages_count_the_accuracies_that_agree_with_the_papers_as_the_tables_do():
+    results = (ROOT / "docs" / "results.md").read_text()
+    first, second = re.findall(r"^(\d+ of \d+) test accuracies are within one point", results, re.MULTILINE)
+    for page in (results, (ROOT / "README.md").read_text()):
+        words = " ".join(page.split())
+        assert f"{first} cases on CIFAR-10, and in {second} on CIFAR-100" in words
+
+
 def test_every_kind_of_finding_has_its_section_and_its_picture_exists():
     page = (ROOT / "docs" / "diagnosis.md").read_text()
     sections = {
