@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from operator import attrgetter
+from statistics import NormalDist
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -12,6 +15,8 @@ import numpy.typing as npt
 
 from gyroscope.errors import StoreError
 from gyroscope.store import Run, load
+from gyroscope_lab.data.digits import PER_CLASS
+from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.training.recipe import Recipe
@@ -25,8 +30,9 @@ T = TypeVar("T")
 LEARNED = 0.90
 #: The number of standard errors up to which a difference may be chance.
 APART = 2.0
-# The number of test examples; the papers' data sets have 10,000.
-_TESTED, _TESTED_DIGITS = 10_000, 1_597
+# All digits, of which those that are not trained on are tested on, and the published test examples of the others.
+_DIGITS, _DIGIT_CLASSES = 1_797, 10
+_TESTED = {"mnist": 10_000, "cifar-10": 10_000, "cifar-100": 10_000, "tiny-imagenet": 10_000, "imagenet": 50_000}
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,7 @@ class Cell:
         """The standard error of `test`: over its seeds, or for a single seed over the test examples."""
         if self.spread is not None:
             return self.spread / sqrt(len(self.results))
-        examples = _TESTED_DIGITS if self.task.source.name == "digits" else _TESTED
-        return sqrt(self.test * (100 - self.test) / examples)
+        return sqrt(self.test * (100 - self.test) / examples_tested(self.task.source))
 
     @property
     def train(self) -> float:
@@ -142,20 +147,51 @@ def cells(lab: Lab, trials: Sequence[Trial]) -> list[Cell]:
     return [Cell(task, recipe, tuple(results)) for (task, recipe), results in found.items()]
 
 
+def examples_tested(source: Source) -> int:
+    """Return the number of test examples of a dataset of images.
+
+    >>> [examples_tested(source) for source in (Source("digits"), Source("digits", per_class=50), Source("imagenet"))]
+    [1597, 1297, 50000]
+    """
+    if source.name == "digits":
+        return _DIGITS - _DIGIT_CLASSES * (PER_CLASS if source.per_class is None else source.per_class)
+    if source.name not in _TESTED:
+        names = ", ".join(("digits", *_TESTED))
+        raise LabError(f"The number of test examples is known of {names}, got {source.name!r}. Train several seeds.")
+    return _TESTED[source.name]
+
+
 def all_below(
-    pairs: Sequence[tuple[Cell, Cell]], value: Callable[[Cell], float], noise: Callable[[Cell], float]
+    pairs: Sequence[tuple[Cell, Cell]],
+    value: Callable[[Cell], float],
+    noise: Callable[[Cell], float] = attrgetter("noise"),
 ) -> bool | None:
     """Return whether the first is below the second in all pairs; None where that may be chance.
 
-    False if any pair is reversed by more than its noise. True if none is reversed and all differences together exceed
-    their noise.
+    False if any of the k pairs is reversed by at least z standard errors of its difference, where Φ(−z) = Φ(−`APART`)/k
+    (Bonferroni): z is 2 for a single pair and 2.76 for eight. So chance refutes many pairs no more often than one.
+    True if the first is below the second in all pairs, and the sum of the differences exceeds `APART` of its standard
+    errors. A cell may be in several pairs, so that the differences are not independent. In their sum, the value of cell
+    i has a coefficient cᵢ, the number of times that it is second minus the number of times that it is first. The
+    standard error of the sum is √(Σᵢ cᵢ² noiseᵢ²).
+
+    Args:
+        pairs: cells, of which the first should be below the second.
+        value: the value that is compared.
+        noise: its standard error; that of `Cell.test` by default.
     """
+    if not pairs:
+        return None
     gains = [value(second) - value(first) for first, second in pairs]
-    squares = [noise(first) ** 2 + noise(second) ** 2 for first, second in pairs]
-    if any(gain <= -APART * sqrt(square) for gain, square in zip(gains, squares, strict=True)):
+    apart = -NormalDist().inv_cdf(NormalDist().cdf(-APART) / len(pairs))
+    errors = [sqrt(noise(first) ** 2 + noise(second) ** 2) for first, second in pairs]
+    if any(gain <= -apart * error for gain, error in zip(gains, errors, strict=True)):
         return False
-    sure = bool(pairs) and min(gains) > 0 and sum(gains) > APART * sqrt(sum(squares))
-    return True if sure else None
+    its = {id(cell): cell for pair in pairs for cell in pair}  # cells of equal results are still different trainings
+    times = Counter(id(second) for _, second in pairs)
+    times.subtract(id(first) for first, _ in pairs)
+    together = sqrt(sum((times[key] * noise(cell)) ** 2 for key, cell in its.items()))
+    return True if min(gains) > 0 and sum(gains) > APART * together else None
 
 
 def some(rows: Sequence[T]) -> Sequence[T]:

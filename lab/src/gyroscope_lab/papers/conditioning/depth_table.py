@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -282,13 +283,18 @@ def _of_losses(found: Mapping[Network, Cell], *, full: bool) -> list[Verdict]:
     def last(cell: Cell) -> float:
         return float(cell.loss[-1])
 
+    def exact(cell: Cell) -> float:
+        return 0.0  # a loss is compared as it is
+
     plain, normal = _column(found, "ResNet"), _column(found, "ResNet_LastBN")
     return [
         _climbs(plain, _early, "the deeper a ResNet, the larger its training loss until the rate is cut", full=full),
         _alike(normal, _early, full=full),
-        _falls(normal, last, "the deeper a ResNet_LastBN, the lower its training loss in the end", full=full),
+        _falls(normal, last, "the deeper a ResNet_LastBN, the lower its training loss in the end", full=full,
+               noise=exact),
         _below(found, last, "ResNet_LastBN has a lower training loss than ResNet at every depth",
-               ("0.043 against 0.081 at 56 layers", "{:.3g} against {:.3g}"), ("ResNet_LastBN", "ResNet"), full=full),
+               ("0.043 against 0.081 at 56 layers", "{:.3g} against {:.3g}"), ("ResNet_LastBN", "ResNet"), full=full,
+               noise=exact),
     ]  # fmt: skip
 
 
@@ -311,16 +317,15 @@ def _of_errors(found: Mapping[Network, Cell], *, full: bool, data: str) -> list[
     last = {network: cell for network, cell in found.items() if network.depth == _DEEPEST}
     return [
         _below(found, _error, "ResNet_LastBN has a lower test error than ResNet at every depth",
-               (compared("ResNet_LastBN", "ResNet"), form), ("ResNet_LastBN", "ResNet"), full=full, noise=_noise),
+               (compared("ResNet_LastBN", "ResNet"), form), ("ResNet_LastBN", "ResNet"), full=full),
         _falls(_column(found, "ResNet_LastBN"), _error, "the deeper a ResNet_LastBN, the lower its test error",
-               full=full, noise=_noise),
+               full=full),
         _degenerates(_column(found, "ResNet")),
         _below(last, _error, f"of {_DEEPEST} layers PreResNet has a lower test error than PreResNet_v1",
                (form.format(*(told[Network(name, _DEEPEST)][0] for name in ("PreResNet", "PreResNet_v1"))), form),
-               ("PreResNet", "PreResNet_v1"), full=full, noise=_noise, depths=[_DEEPEST]),
+               ("PreResNet", "PreResNet_v1"), full=full, depths=[_DEEPEST]),
         _below(found, _error, "ResNet_LastBN has a lower test error than PreResNet at every depth",
-               (compared("ResNet_LastBN", "PreResNet"), form), ("ResNet_LastBN", "PreResNet"), full=full,
-               noise=_noise),
+               (compared("ResNet_LastBN", "PreResNet"), form), ("ResNet_LastBN", "PreResNet"), full=full),
     ]  # fmt: skip
 
 
@@ -362,15 +367,11 @@ def _climbs(column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full
 
 
 def _falls(
-    column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool, noise: Value = lambda cell: 0.0
+    column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool, noise: Value = attrgetter("noise")
 ) -> Verdict:
     pairs = [(deeper, shallower) for (_, shallower), (_, deeper) in pairwise(column)]
     holds = all_below(pairs, value, noise) if full else None
     return Verdict(says, "so", _listed(column, value), holds, over=_among("ResNet_LastBN"))
-
-
-def _noise(cell: Cell) -> float:
-    return cell.noise
 
 
 def _alike(column: Sequence[tuple[int, Cell]], value: Value, *, full: bool) -> Verdict:
@@ -392,7 +393,7 @@ def _below(
     names: tuple[str, str],
     *,
     full: bool,
-    noise: Value = lambda cell: 0.0,
+    noise: Value = attrgetter("noise"),
     depths: Sequence[int] = DEPTHS["full"],
 ) -> Verdict:
     """The verdict on whether the first is below the second at every depth that has both."""
@@ -409,7 +410,7 @@ def _degenerates(column: Sequence[tuple[int, Cell]]) -> Verdict:
     by_depth = dict(column)
     deepest = by_depth.pop(_DEEPEST, None)
     pairs = [] if deepest is None else [(other, deepest) for other in by_depth.values()]
-    return Verdict(says, "so", _listed(column, _error), all_below(pairs, _error, _noise), over=_among("ResNet"))
+    return Verdict(says, "so", _listed(column, _error), all_below(pairs, _error), over=_among("ResNet"))
 
 
 def _among(*architectures: str, depths: Sequence[int] = DEPTHS["full"]) -> Callable[[Trial], bool]:
