@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf, isfinite, log
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.at_hand import channels, examples
 from gyroscope_lab.papers.cells import recorded
-from gyroscope_lab.papers.conditioning.trained_perceptrons import MOSTLY
+from gyroscope_lab.papers.conditioning.trained_perceptrons import LEARNING, inner, mostly
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
@@ -159,7 +159,7 @@ def _final(one: Network) -> float:
 
 def _guesses(one: Network) -> bool:
     """True if its loss is, within a tenth, that of guessing among ten classes, or worse."""
-    return not _final(one) < 0.9 * log(10)
+    return not _final(one) < LEARNING
 
 
 def _losses(task: Task, every: list[Network]) -> Table:
@@ -199,8 +199,8 @@ def _verdicts(lab: Lab, shown: list[Network], rates: list[Network]) -> list[Verd
         Verdict(
             f"BN improves the conditioning of the layer {says}, p = {percent(p)} %",
             f"lower κ_p({_FACTORS[factor]})",
-            _compared(*(_inner(one.kappa[factor][p], factor) for one in shown)),
-            _lower(*(_inner(one.kappa[factor][p], factor) for one in shown)) if learned else None,
+            _compared(*(inner(one.kappa[factor][p], factor) for one in shown)),
+            _lower(*(inner(one.kappa[factor][p], factor) for one in shown)) if learned else None,
         )
         for factor, says in (("x", "input"), ("g", "output-gradient"))
         for p in SHARES
@@ -217,21 +217,16 @@ def _verdicts(lab: Lab, shown: list[Network], rates: list[Network]) -> list[Verd
     return found
 
 
-def _inner(values: Values, factor: str) -> Values:
-    """Values [..., layers] without those of the images, which both networks share, and of the networks' outputs."""
-    return values[..., 1:] if factor == "x" else values[..., :-1]
-
-
 def _compared(ours: Values, theirs: Values) -> str:
     mine, other = _all_steps(ours), _all_steps(theirs)
     better = int((mine < other).sum())
     return f"in {better} of {len(mine)} layers; {_text(_middle(mine))} against {_text(_middle(other))} in the middle"
 
 
-def _lower(ours: Values, theirs: Values) -> bool:
-    """Return whether ours is lower in nearly all layers, as many as in the perceptrons of figure 5."""
+def _lower(ours: Values, theirs: Values) -> bool | None:
+    """Return whether ours is lower in nearly all layers, by the same shares as in the perceptrons of figure 5."""
     mine, other = _all_steps(ours), _all_steps(theirs)
-    return bool((mine < other).sum() >= MOSTLY * len(mine))
+    return mostly(int((mine < other).sum()), len(mine))
 
 
 def _all_steps(values: Values) -> Values:
