@@ -404,8 +404,8 @@ def _told(one: Course) -> str:
 def _escapes(one: Course, *, full: bool) -> Verdict:
     """The verdict on whether a network that was stuck learned in the end.
 
-    One that still moves may need more steps, and so may a dead one of which an image gets through now and then. Only if
-    no gradient reaches any weight in any batch are more steps of no use.
+    A network that still moves may need more steps. So may a dead one, if an image still passes through it now and then.
+    Only if no gradient reaches any weight in any batch are more steps of no use.
     """
     steps, until = len(one.followed), None if one.stall is None else one.stall.until
     here, holds = f"not within {steps:,} steps", None
