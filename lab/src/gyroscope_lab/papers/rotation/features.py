@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.cells import Cell, cells, examples_tested, some
 from gyroscope_lab.papers.rotation.panels import title
 from gyroscope_lab.papers.rotation.recipes import layca
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -44,8 +44,6 @@ TESTS = dict(zip(POWERS, (96.75, 96.60, 96.54, 95.81), strict=True))
 ROTATIONS = dict(zip(POWERS, (0.90, 0.60, 0.30, 0.11), strict=True))
 # The digits are a fiftieth of the paper's 10,000 examples; this gives them its five steps per epoch.
 _BATCH = 40
-# The number of test examples.
-_TESTED = {"mnist": 10_000, "digits": 1_597}
 _SHOWN = 5
 _FIRST = "linear1.weight"
 
@@ -121,7 +119,7 @@ def figure8(lab: Lab) -> Report:
     found = dict(zip(POWERS, cells(lab, its), strict=True))
     features = [_features(lab, power, trial) for power in POWERS for trial in its if trial.recipe == layca(power)]
     by_rate = {power: [one for one in features if one.power == power] for power in POWERS}
-    examples = _TESTED[its[0].task.source.name]
+    examples = examples_tested(its[0].task.source)
     return Report(
         {"figure": _draw([(found[power], by_rate[power][0]) for power in POWERS])},
         (_table(found, by_rate),),
