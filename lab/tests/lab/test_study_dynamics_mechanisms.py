@@ -1,7 +1,7 @@
 import json
 from dataclasses import replace
 from itertools import permutations
-from math import sqrt
+from math import nan, sqrt
 
 import numpy as np
 import pytest
@@ -131,6 +131,8 @@ def test_a_gain_is_the_mean_of_paired_differences_with_its_standard_error():
     assert found.mean == 2.0
     assert found.error == pytest.approx(sqrt(((1 - 2) ** 2 + (3 - 2) ** 2 + 0) / 2 / 3))
     assert gain([2.0], [1.0]).above is None
+    assert gain([2.0, nan], [1.0, 1.0]).above is None
+    assert [found.exceeds(bound) for bound in (0.5, 2.0, 4.0)] == [True, None, False]
 
 
 def test_at_full_scale_rates_decays_and_cuts_are_the_authors():

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from math import nan, sqrt
+from math import exp, nan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -244,12 +244,22 @@ class Arm:
         """The mean loss over training: low if it falls early and far."""
         return float(self.loss.mean())
 
+    @property
+    def areas(self) -> npt.NDArray[np.float64]:
+        """The mean loss over training, seed by seed; NaN for one that diverged."""
+        return np.array([np.mean(np.array(run["loss"], dtype=np.float64)) for run in self.runs])
+
+    @property
+    def logs(self) -> npt.NDArray[np.float64]:
+        """ln of the mean loss over training, seed by seed; NaN for one that diverged."""
+        return np.log(self.areas)
+
     def epochs(self, bound: float) -> int | None:
         """The number of epochs until the loss is at most `bound`; None if it never is."""
         return next((epoch for epoch, loss in enumerate(self.loss, 1) if loss <= bound), None)
 
     def learned_in(self, bound: float) -> str:
-        """The same in words."""
+        """The number of epochs as text, or 'more than all'."""
         return str(self.epochs(bound) or "more than all")
 
 
@@ -264,6 +274,8 @@ class Gain:
 
     >>> Gain(1.0, 0.25).told, Gain(1.0, 0.25).above, Gain(-1.0, 0.25).above, Gain(0.4, 0.25).above
     ('+1.00 ± 0.25', True, False, None)
+    >>> Gain(1.0, 0.25).exceeds(0.4), Gain(1.0, 0.25).exceeds(0.6), Gain(0.0, 0.5).as_ratio
+    (True, None, '1.00 times as high (× 2.72 at two standard errors)')
     """
 
     mean: float
@@ -275,18 +287,23 @@ class Gain:
         return f"{self.mean:+.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
 
     @property
-    def above(self) -> bool | None:
-        """True if it is above zero; None within two standard errors, for one seed, and where one diverged."""
-        sure = self.error is not None and abs(self.mean) > 2 * self.error
-        return self.mean > 0 if sure else None
+    def as_ratio(self) -> str:
+        """A difference of logarithms as a factor, and two standard errors of it, as text."""
+        span = "" if self.error is None else f" (× {exp(2 * self.error):.2f} at two standard errors)"
+        return f"{exp(self.mean):.2f} times as high{span}"
 
     @property
-    def none(self) -> bool | None:
-        """True if it is zero within two standard errors; None for one seed."""
-        return None if self.error is None else abs(self.mean) <= 2 * self.error
+    def above(self) -> bool | None:
+        """True if it is above zero; None within two standard errors, for one seed, and where one diverged."""
+        return self.exceeds(0.0)
+
+    def exceeds(self, bound: float) -> bool | None:
+        """Return whether it is above `bound`; None within two standard errors, for one seed, and where one diverged."""
+        sure = self.error is not None and abs(self.mean - bound) > 2 * self.error
+        return self.mean > bound if sure else None
 
 
-def gain(these: Sequence[float], those: Sequence[float]) -> Gain:
+def gain(these: Sequence[float] | npt.NDArray[np.float64], those: Sequence[float] | npt.NDArray[np.float64]) -> Gain:
     """The difference of `these` and `those`, seed by seed.
 
     >>> gain([2.0, 4.0], [1.0, 1.0])

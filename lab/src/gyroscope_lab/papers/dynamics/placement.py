@@ -18,7 +18,7 @@ from torch import nn
 
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.measurements import Arm, Gain, Perceptron, best, followed, gain, kept, training_of
+from gyroscope_lab.papers.dynamics.measurements import Arm, Perceptron, best, followed, gain, kept, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
@@ -128,8 +128,8 @@ def report(found: dict[Place, Arm]) -> Report:
         for place, arm in found.items()
     )
     columns = ("normalization", "best rate", "mean loss", "test %", "share of the mean in activations")
-    faster = {place: gain(_logs(none), _logs(found[place])) for place in ("before", "after")}
-    quicker, better = gain(_logs(after), _logs(before)), gain(before.all("test"), after.all("test"))
+    faster = {place: gain(none.logs, found[place].logs) for place in ("before", "after")}
+    quicker, better = gain(after.logs, before.logs), gain(before.all("test"), after.all("test"))
     return Report(
         {"figure": _figure(found)},
         (Table("Batch normalization and the ReLU", columns, rows),),
@@ -142,28 +142,17 @@ def report(found: dict[Place, Arm]) -> Report:
                 max(after.all("share")) <= _CENTERED < min(before.all("share")),
             ),
             Verdict("it trains faster before the ReLU than after it", "generally works better before",
-                    f"mean loss {_ratio(quicker)} after it, each at its best rate", quicker.above),
+                    f"mean loss {quicker.as_ratio} after it, each at its best rate", quicker.above),
             Verdict("it generalizes better before the ReLU than after it", "generally works better before",
                     f"{better.told} points of test accuracy", better.above),
             *(
                 Verdict(f"{place} the ReLU it trains faster than no normalization", "works amazingly well",
-                        f"mean loss {_ratio(one)} without it", one.above)
+                        f"mean loss {one.as_ratio} without it", one.above)
                 for place, one in faster.items()
             ),
         ),
         {"arms": [{"place": place, "rate": arm.rate, "runs": arm.runs} for place, arm in found.items()]},
     )  # fmt: skip
-
-
-def _logs(arm: Arm) -> list[float]:
-    """ln of the mean loss over training, seed by seed; NaN for one that diverged."""
-    return [float(np.log(np.mean(np.array(run["loss"], dtype=np.float64)))) for run in arm.runs]
-
-
-def _ratio(logs: Gain) -> str:
-    """A difference of logarithms as a factor, and two standard errors of it."""
-    span = "" if logs.error is None else f" (× {np.exp(2 * logs.error):.2f} at two standard errors)"
-    return f"{np.exp(logs.mean):.2f} times as high{span}"
 
 
 def _figure(found: dict[Place, Arm]) -> Figure:
