@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import isfinite, nan
 from typing import Any, Literal
 
 import numpy as np
@@ -22,11 +22,13 @@ from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.dynamics.measurements import (
     Arm,
+    Gain,
     Perceptron,
     best,
     device_of,
     dtype_of,
     followed,
+    gain,
     kept,
     training_of,
 )
@@ -65,20 +67,23 @@ def report(arms: list[Arm], bound: float) -> Report:
 def verdicts(arms: Sequence[Arm], bound: float) -> tuple[Verdict, ...]:
     """Return the verdicts on the chapter's statements."""
     plain, normal, noisy, spared = (next(arm for arm in arms if arm.name == kind) for kind in _COLORS)
-    moves = [arm.mean("drift") for arm in (noisy, normal, plain)]
+    moves = {arm.name: np.array(arm.all("drift")) for arm in arms}
+    more, near = gain(moves[noisy.name], moves[normal.name]), gain(moves[noisy.name], moves[plain.name] / _FACTOR)
+    faster, still = gain(plain.logs, normal.logs), gain(plain.logs, noisy.logs)
     return (
         Verdict(
             "noise after batch normalization puts covariate shift back",
             "as in training without it",
-            f"means move by {moves[0]:.2f} standard deviations from batch to batch, {moves[1]:.2f} without noise and "
-            f"{moves[2]:.2f} without batch normalization",
-            moves[0] > max(moves[2] / _FACTOR, moves[1]),
+            f"means move by {noisy.mean('drift'):.2f} standard deviations from batch to batch, "
+            f"{normal.mean('drift'):.2f} without noise ({more.told}) and {plain.mean('drift'):.2f} without batch "
+            f"normalization ({near.told} compared with half of that)",
+            _both(more.above, near.above),
         ),
         Verdict(
             "batch normalization speeds up training",
             "works amazingly well",
-            f"mean loss {normal.area:.3g} against {plain.area:.3g}, at the best rate for each",
-            normal.area < plain.area,
+            f"mean loss {normal.area:.3g}; without it {plain.area:.3g}, {faster.as_ratio}, each at its best rate",
+            faster.above,
         ),
         _unhurt("with this noise after every normalization, training is hardly worse", "almost no effect", noisy,
                 normal, plain, bound),
@@ -87,22 +92,40 @@ def verdicts(arms: Sequence[Arm], bound: float) -> tuple[Verdict, ...]:
         Verdict(
             "networks with noise still train better than those without batch normalization",
             "not degraded to that level",
-            f"mean loss {noisy.area:.3g} against {plain.area:.3g}",
-            noisy.area < plain.area,
+            f"mean loss {noisy.area:.3g}; without batch normalization {plain.area:.3g}, {still.as_ratio}",
+            still.above,
         ),
     )  # fmt: skip
 
 
 def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, plain: Arm, bound: float) -> Verdict:
-    """The verdict on the share of the gain of batch normalization that noise takes; None if there is no finite gain."""
-    loss, gain = noisy.area - normal.area, plain.area - normal.area
-    known = 0 < gain < inf
-    share = f", {100 * loss / gain:.0f} % of the gain of batch normalization" if known else ""
+    """The verdict on the share of the gain of batch normalization that noise takes; None unless that gain is sure."""
+    taken = _taken(noisy, normal, plain)
+    error = "" if taken.error is None else f" ± {100 * taken.error:.0f}"
+    share = f", {100 * taken.mean:.0f}{error} % of the gain of batch normalization" if isfinite(taken.mean) else ""
+    above = taken.exceeds(_SHARE)
     here = (
         f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {noisy.learned_in(bound)} epochs to a loss of "
         f"{bound:g} against {normal.learned_in(bound)}; test {noisy.mean('test') - normal.mean('test'):+.1f} points"
     )
-    return Verdict(says, told, here, loss <= _SHARE * gain if known else None)
+    return Verdict(says, told, here, None if above is None else not above)
+
+
+def _taken(noisy: Arm, normal: Arm, plain: Arm) -> Gain:
+    """Return the share of the gain of batch normalization that noise takes; NaN unless that gain is above chance.
+
+    The share is a ratio of means over seeds, E c / E g with c the loss by noise and g the gain. It exceeds a bound b if
+    E[c − b g] > 0, so its error is that of (c − b g) / E g.
+    """
+    gains, losses = plain.areas - normal.areas, noisy.areas - normal.areas
+    if not (gain(plain.logs, normal.logs).above and gains.mean() > 0):
+        return Gain(nan, None)
+    return gain(losses / gains.mean(), _SHARE * (gains / gains.mean() - 1))
+
+
+def _both(one: bool | None, other: bool | None) -> bool | None:
+    """Return whether both hold; None if that is undecided."""
+    return False if False in (one, other) else None if None in (one, other) else True
 
 
 def _figure(arms: Sequence[Arm]) -> Any:
