@@ -18,6 +18,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from math import log
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +40,7 @@ from gyroscope_lab.papers.dynamics.measurements import (
     device_of,
     dtype_of,
     followed,
+    gain,
     kept,
     split_of,
     training_of,
@@ -50,6 +52,8 @@ from gyroscope_lab.training.training import Training
 
 # Predicted eigenvalues are right within this factor; losses and eigenvalues are alike within this share.
 _FACTOR, _SHARE = 2.0, 0.1
+# The least difference of ln of mean losses that counts.
+_MARGIN = log(1 + _SHARE)
 # The predicted vectors count as found from this share within the measured ones, in percent.
 _WITHIN = 70.0
 # The networks whose curvature is measured.
@@ -104,10 +108,9 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Verdict]:
     plain = [spectra[PLAIN][when] for when in ("start", "end")]
     ratios = [np.array(one["measured"]) / np.array(one["predicted"]) for one in plain]
     within = [100 * one["share"] for one in plain]
-    there, left, through = ([spectra[name][when]["measured"][0] for when in ("start", "end")]
+    there, left, through = (np.array([spectra[name][when]["measured"][0] for when in ("start", "end")])
                             for name in (FIXED, CENTERED, THROUGH))  # fmt: skip
-    falls = [_times(one, other) for one, other in zip(there, through, strict=True)]
-    by_centering = [_times(one, other) for one, other in zip(there, left, strict=True)]
+    falls, by_centering = there / through, there / left
     return [
         Verdict(
             "without normalization, the curvature of a layer has the outliers ν λ_i(S) in the directions m ⊗ v_i",
@@ -124,9 +127,7 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Verdict]:
             f"{by_centering[1]:.1f} times smaller. It is then {_beside(spectra[THROUGH])} times the mean of the "
             f"others, with centered inputs {_beside(spectra[CENTERED])} times",
             # As small as without means; if centering changes nothing, there is nothing to remove.
-            max(_times(*pair) for pair in zip(through, left, strict=True)) < 1 + _SHARE
-            if min(by_centering) > 1 + _SHARE
-            else None,
+            bool(max(through / left) < 1 + _SHARE) if min(by_centering) > 1 + _SHARE else None,
         ),
     ]
 
@@ -134,34 +135,36 @@ def _of_outliers(spectra: dict[str, dict[str, Any]]) -> list[Verdict]:
 def _of_cost(arms: Arms, bound: float) -> list[Verdict]:
     by = {(method, moved > 0): arm for (method, moved), arm in arms.items()}
     plain = by["SGD", False]
-    costs = {method: _times(by[method, True].area, by[method, False].area) for method in _METHODS}
-    rest = {method: cost for method, cost in costs.items() if method != "SGD"}
+    costs = {method: gain(by[method, True].logs, by[method, False].logs) for method in _METHODS}
+    ahead = {method: gain(plain.logs, by[method, False].logs) for method in _METHODS if method != "SGD"}
+    slower = costs["SGD"].exceeds(_MARGIN)
     return [
         Verdict(
             "means far from zero slow down gradient descent",
             "the convergence rate depends on the condition number",
             f"moving the inputs takes the mean loss from {plain.area:.3g} to {by['SGD', True].area:.3g} "
-            f"({plain.learned_in(bound)} and {by['SGD', True].learned_in(bound)} epochs), at the best rate for each",
-            costs["SGD"] > 1 + _SHARE,
+            f"({plain.learned_in(bound)} and {by['SGD', True].learned_in(bound)} epochs), {costs['SGD'].as_ratio}, at "
+            "the best rate for each",
+            slower,
         ),
         *(
             Verdict(
                 f"{method}{', damped,' if method == 'K-FAC' else ''} removes the cost of the means",
                 "said of undamped steps" if method == "K-FAC" else "expected",
-                f"the mean loss changes by {100 * (cost - 1):+.1f} %, under SGD by {100 * (costs['SGD'] - 1):+.0f} %",
-                cost < 1 + _SHARE if costs["SGD"] > 1 + _SHARE else None,
+                f"moving the inputs makes the mean loss {costs[method].as_ratio}, under SGD {costs['SGD'].as_ratio}",
+                _not(costs[method].exceeds(_MARGIN)) if slower else None,
             )
-            for method, cost in rest.items()
+            for method in ahead
         ),
         *(
             Verdict(
                 f"{method} learns faster than SGD without normalization",
                 "expected",
-                f"mean loss {by[method, False].area:.3g} against {plain.area:.3g}, "
+                f"mean loss {by[method, False].area:.3g}, under SGD {plain.area:.3g}, {first.as_ratio}; "
                 f"{by[method, False].learned_in(bound)} against {plain.learned_in(bound)} epochs",
-                by[method, False].area * (1 + _SHARE) < plain.area,
+                first.exceeds(_MARGIN),
             )
-            for method in rest
+            for method, first in ahead.items()
         ),
     ]
 
@@ -177,9 +180,8 @@ def _of_steps(steps: dict[float, float]) -> Verdict:
     )
 
 
-def _times(one: float, other: float) -> float:
-    """How many times as large the one is as the other; inf where either diverged."""
-    return one / other if np.isfinite(other) else float("inf")
+def _not(holds: bool | None) -> bool | None:
+    return None if holds is None else not holds
 
 
 def _span(ratios: npt.NDArray[np.float64]) -> str:
@@ -209,8 +211,8 @@ def _figure(moved: float, arms: Arms, spectra: dict[str, dict[str, Any]]) -> Any
     )
     left.legend(fontsize=6.5)
     for ax, far in ((middle, False), (right, True)):
-        for (method, by), arm in arms.items():
-            if (by > 0) == far:
+        for (method, shift), arm in arms.items():
+            if (shift > 0) == far:
                 epochs, label = np.arange(1, len(arm.loss) + 1), f"{method}, rate {arm.rate:.2g}"
                 shown = np.where(arm.loss <= _SHOWN, arm.loss, np.nan)
                 ax.semilogy(epochs, shown, color=_METHODS[method], linewidth=1.4, label=label)
