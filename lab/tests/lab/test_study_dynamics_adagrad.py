@@ -93,6 +93,16 @@ def test_the_nearer_curve_is_that_whose_losses_are_nearer_for_all_seeds(root, co
     assert report(methods, methods["Adagrad"]).verdicts[-1].holds is holds
 
 
+@pytest.mark.parametrize("diverged", [[2.0, None], [None]], ids=["in the last epoch", "early"])
+def test_where_a_training_diverges_distances_and_exponents_are_undecided(diverged):
+    curves = [[1.0, 0.5], [1.1, 0.5]]
+    whole = {name: made(name, -0.5, curves) for name in ("Adagrad", "RMSprop", "RMSprop, η/√k")}
+    for method in whole:
+        methods = whole | {method: made(method, -0.5, [curves[0], diverged])}
+        holds = [one.holds for one in report(methods, whole["Adagrad"]).verdicts]
+        assert holds == [True, *[None if method == "Adagrad" else True] * 2, None]
+
+
 def test_the_report_is_strict_json_with_two_panels(lab, found, tmp_path):
     json.dumps(STUDY.as_json(lab, found), allow_nan=False)
     assert [len(ax.lines) for ax in found.figures["figure"].axes] == [5, 3]

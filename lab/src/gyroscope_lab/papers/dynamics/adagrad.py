@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -166,14 +167,14 @@ def exponent(steps: Sequence[int], values: Sequence[float]) -> float:
 
 
 def exponents(arm: Arm, name: str) -> list[float]:
-    """The exponent of a measurement, seed by seed."""
-    return [exponent(run["steps"], run[name]) for run in arm.runs]
+    """The exponent of a measurement, seed by seed; NaN where a training diverged."""
+    return [nan if None in run["loss"] else exponent(run["steps"], run[name]) for run in arm.runs]
 
 
 def apart(these: Arm, those: Arm) -> list[float]:
-    """The mean over epochs of |ln a − ln b| of the two losses, seed by seed."""
-    pairs = zip(these.runs, those.runs, strict=True)
-    return [float(np.abs(np.log(a["loss"]) - np.log(b["loss"])).mean()) for a, b in pairs]
+    """The mean over epochs of |ln a − ln b| of the two losses, seed by seed; NaN where a training diverged."""
+    pairs = [[np.array(run["loss"], dtype=float) for run in pair] for pair in zip(these.runs, those.runs, strict=True)]
+    return [float(np.abs(np.log(a) - np.log(b)).mean()) if len(a) == len(b) else nan for a, b in pairs]
 
 
 def arms(lab: Lab) -> tuple[dict[str, Arm], Arm]:
@@ -224,7 +225,8 @@ def _of_exponents(adagrad: Arm, held: Arm) -> list[Verdict]:
     ):
         its = exponents(arm, name)
         here = f"as k^{np.mean(its):.2f}" + (f", k^{min(its):.2f} to k^{max(its):.2f} over seeds" if its[1:] else "")
-        found.append(Verdict(says, "a factor of O(1/√k)", here, bool(abs(np.mean(its) + 0.5) <= _NEAR)))
+        holds = bool(abs(np.mean(its) + 0.5) <= _NEAR) if np.isfinite(its).all() else None
+        found.append(Verdict(says, "a factor of O(1/√k)", here, holds))
     return found
 
 
@@ -247,9 +249,10 @@ def _figure(found: dict[str, Arm], held: Arm) -> Figure:
     left, right = figure.subplots(1, 2)
     for name, arm, dash in (("held", held, "--"), ("trained", found["Adagrad"], "-")):
         run = arm.runs[0]
-        steps = np.array(run["steps"])
-        left.loglog(steps, np.array(run["ratio"]) / run["ratio"][0], f"C0{dash}", label=f"√(s/f), weights {name}")
-        left.loglog(steps, np.array(run["rate"]) / run["rate"][0], f"C3{dash}", label=f"1/√f, weights {name}")
+        ratio, rate = (np.array(run[measured], dtype=float) for measured in ("ratio", "rate"))
+        steps = np.array(run["steps"])[: len(ratio)]  # a training that diverged has fewer
+        left.loglog(steps, ratio / ratio[0], f"C0{dash}", label=f"√(s/f), weights {name}")
+        left.loglog(steps, rate / rate[0], f"C3{dash}", label=f"1/√f, weights {name}")
     left.loglog(steps, steps**-0.5, ":", color="0.5", label="1/√k")
     left.set(xlabel="step k", ylabel="median over weights, relative to the first", title="Adagrad's second moments")
     for method, arm in found.items():
