@@ -126,12 +126,14 @@ def test_twins_that_differ_are_said_to():
         ([2.0, 2.0, 2.8, 2.8, 3.9, 3.9, 5.5, 5.5], [False, False]),  # grows by 1.4 from quarter to quarter
         ([2.0, 2.0, 1.8, 1.8, 1.5, 1.5, 1.2, 1.2], [False, False]),
         ([2.0, 2.0, 4.0, 4.0, 6.0, 6.0, 7.5, 7.5], [False, None]),  # grows less and less, and may come to rest
+        ([2.0, 4.0], [False, None]),  # one change, of which it is not known whether it gets smaller
+        ([2.0, 2.1], [True, True]),
     ],
 )
 def test_an_effective_rate_is_constant_that_stays_and_comes_to_rest_where_it_stays_in_the_end(rates, verdicts):
     # Of a norm of 1 the effective learning rate is the rate.
-    setting = Setting("digits", 64, 8, 0.3, 0.03, steps=70)
-    one = course(np.ones((8, 2, 2)), [[1.0]] * 8)
+    setting = Setting("digits", 64, 8, 0.3, 0.03, steps=10 * (len(rates) - 1))
+    one = course(np.ones((len(rates), 2, 2)), [[1.0]] * len(rates))
     twins = compare(setting, one, replace(one, rates=np.array(rates)))
     assert [said.holds for said in report(pairs(setting), [twins] * 9).verdicts[2:4]] == verdicts
 

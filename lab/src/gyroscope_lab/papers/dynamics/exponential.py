@@ -364,9 +364,14 @@ def _verdicts(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Verdict, ...]:
 
 
 def _rests(levels: Sequence[float]) -> bool | None:
-    """Return whether the last of several levels is that of the one before; None while they change less and less."""
+    """Return whether the last of several levels is the one before.
+
+    If it is not: None if the changes get smaller, or if there is only one.
+    """
     changes = np.abs(np.diff(np.log(levels)))
-    return True if changes[-1] < np.log(_STAYS) else None if changes[-1] < changes[-2:][0] else False
+    if changes[-1] < np.log(_STAYS):
+        return True
+    return None if len(changes) == 1 or changes[-1] < changes[-2] else False
 
 
 def _said_levels(levels: Sequence[float]) -> str:
