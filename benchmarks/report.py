@@ -481,22 +481,59 @@ def steering_regimes() -> list[str]:
     result = load("steering_regimes_cpu")
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for one in result["trainings"]:
-        if one["decay"] is not None:
-            said = f"AdamW {one['rate']:g}, decay {one['decay']:g}, warm-up"
-        else:
-            tables = {"plain, plain": "", "turn, plain": ", head turns", "turn, turn": ", head and embeddings turn"}
-            said = f"ρ = {one['rate']:g}, norms {one['norms']}" + tables[f"{one['heads']}, {one['embeddings']}"]
-            said += ", initial weights doubled" * (one["scale"] == 2)
-        found.setdefault((said, one["regime"]), []).append((one["best"], one["last"]))
+        found.setdefault((_steered(one), one["regime"]), []).append((one["best"], one["last"]))
     e = result["environment"]
     rows = [
         f"{e['cpu']}; torch {e['torch']}. `{result['command']}`", "",
         "| | 400 steps | 76 epochs: best | last | seeds |", "|---" * 5 + "|",
     ]  # fmt: skip
     for said in dict.fromkeys(said for said, _ in found):
-        short, repeated = found[said, "short"], found[said, "repeated"]
-        numbers = [statistics.mean(values) for values in ([s for s, _ in short], *zip(*repeated, strict=True))]
-        rows.append(f"| {said} | {' | '.join(f'{value:.3f}' for value in numbers)} | {len(repeated)} |")
+        short, repeated = found.get((said, "short"), []), found.get((said, "repeated"), [])
+        if short and repeated:
+            columns = ([best for best, _ in short], *zip(*repeated, strict=True))
+            told = (f"{statistics.mean(values):.3f}" for values in columns)
+            rows.append(f"| {said} | {' | '.join(told)} | {len(repeated)} |")
+    return rows
+
+
+def _steered(one: dict[str, Any]) -> str:
+    """The choices of a training of benchmarks/steering_regimes.py, in words."""
+    if one["decay"] is not None:
+        return f"AdamW {one['rate']:g}, decay {one['decay']:g}, warm-up"
+    tables = {"plain, plain": "", "turn, plain": ", head turns", "turn, turn": ", head and embeddings turn"}
+    said = f"ρ = {one['rate']:g}, norms {one['norms']}" + tables[f"{one['heads']}, {one['embeddings']}"]
+    return said + ("" if one["scale"] == 1 else f", initial weights × {one['scale']:g}")
+
+
+def steering_large() -> list[str]:
+    """The same choices on the larger GPT of beyond/no-tuning, over both inner optimizers, and what is kept of it."""
+    from gyroscope_lab.training.result import Result
+
+    result = load("steering_regimes_cuda")
+    found: dict[str, list[list[float]]] = {}
+    runs = RESULTS / "runs"
+    kept = {
+        "AdamW 0.003, decay 1, warm-up: the best of ten": "/adamw-0.003-decay-1-seed",
+        "Muon, ρ = 0.028, norms learned": "-earlier/steer-muon-0.028-seed",
+        "AdamW, ρ = 0.028, norms learned": "/steer-adamw-seed",
+    }
+    for said, start in kept.items():
+        for path in sorted(runs.glob(f"shakespeare-gpt-small{start}-*/result.json")):
+            losses = Result.from_json(json.loads(path.read_text())["result"]).test_losses
+            found.setdefault(said, []).append([min(losses), losses[-1]])
+    for one in result["trainings"]:
+        inner = {"muon": "Muon", "adamw": "AdamW"}[one["inner"]]
+        found.setdefault(f"{inner}, {_steered(one)}", []).append([one["best"], one["last"]])
+    e = result["environment"]
+    rows = [
+        f"{e['gpu']}; torch {e['torch']}. `{result['command']}`",
+        "",
+        "| | best | last | seeds |",
+        "|---|---|---|---|",
+    ]
+    for said, values in sorted(found.items(), key=lambda item: (not item[0].startswith("AdamW 0"), item[0])):
+        best, last = (statistics.mean(column) for column in zip(*values, strict=True))
+        rows.append(f"| {said} | {best:.3f} | {last:.3f} | {len(values)} |")
     return rows
 
 
@@ -550,7 +587,11 @@ def pages() -> dict[str, dict[str, list[str]]]:
             "very deep": very_deep(),
             "preconditioners": preconditioners(),
         },
-        "control.md": {"steering width": steering_width(), "steering regimes": steering_regimes()},
+        "control.md": {
+            "steering width": steering_width(),
+            "steering regimes": steering_regimes(),
+            "steering large": steering_large(),
+        },
         "report.md": {"report": reporting()},
         "claims.md": {name: table for name, table in claimed.items() if name != "summary"},
         "results.md": {

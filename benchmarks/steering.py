@@ -180,7 +180,7 @@ WHY = {
     "steer, maps of zeros, stepped plainly": from_zero(steered(plain=["*attention.out*", "*linear2*"])),
     **{f"steer adamw, rate {rate:g}": steered(rate=rate) for rate in (0.014, 0.1, 0.2)},
     **{f"steer sgd, rate {rate:.3g}": steered("sgd", rate=rate) for rate in (3**-3, 3**-2, 0.7)},
-    **{f"steer muon, rate {rate:g}": steered("muon", rate=rate) for rate in (0.014, 0.028, 0.056, 0.14)},
+    **{f"steer muon, rate {rate:g}": steered("muon", rate=rate) for rate in (0.014, 0.028, 0.04, 0.056, 0.14)},
     **{f"steer adamw, others_lr {lr:g}": steered(others_lr=lr) for lr in (0.03, 0.1)},
     "steer adamw, its betas (0.9, 0.999)": steered(inner_options={"betas": (0.9, 0.999)}),
     "steer adamw, betas of others (0.9, 0.999)": steered(others_options={"betas": (0.9, 0.999)}),
@@ -188,7 +188,7 @@ WHY = {
     "steer adamh": steered("adamh"),
     "steer muonh": steered("muonh"),
 }
-MUONS = {f"steer muon, rate {rate:g}": steered("muon", rate=rate) for rate in (0.028, 0.056)}
+MUONS = {f"steer muon, rate {rate:g}": steered("muon", rate=rate) for rate in (0.028, 0.04, 0.056)}
 FEW = {
     "AdamW 0.003": adamw(3e-3),
     "steer adamw": steered(),

@@ -90,8 +90,12 @@ def settings(device: str) -> Iterator[Setting]:
                 yield Setting(regime, 0.028, None, "held", heads, embeddings, scale)
         yield Setting(regime, 0.028, None, "learned", "turn", "plain")
         yield Setting(regime, 0.028, None, "learned", "turn", "turn")
-        for rate in (0.056, 0.1):
+        for rate in (0.04, 0.056, 0.1):
             yield Setting(regime, rate)
+        # Weights that start four times as large have nearly the standard deviation 1/√width.
+        yield Setting(regime, 0.028, scale=4.0)
+        for rate in (0.028, 0.056):
+            yield Setting(regime, rate, None, "held", "turn", "turn", 4.0)
         yield Setting(regime, 0.056, None, "learned", "turn", "plain")
         yield Setting(regime, 0.056, None, "held")
         yield Setting(regime, 0.056, None, "held", "turn", "turn")
@@ -117,6 +121,13 @@ def _large() -> Iterator[Setting]:
     yield Setting(LARGE, 0.028, None, "held", "turn", "plain")
     for held in (("learned", "plain", "plain"), ("held", "turn", "turn")):
         yield Setting(LARGE, 0.028, None, *held, 2.0)
+    # What was best of these, with seeds, and the same from weights that start larger.
+    for seed in (1, 2):
+        yield Setting(LARGE, 0.04, seed=seed)
+        yield Setting(LARGE, 0.056, None, "held", "turn", "turn", seed=seed)
+        yield Setting(LARGE, 0.028, None, "held", "turn", "turn", seed=seed, inner="adamw")
+    for rate, inner in ((0.056, "muon"), (0.028, "adamw")):
+        yield Setting(LARGE, rate, None, "held", "turn", "turn", 2.0, inner=inner)
 
 
 def main() -> None:

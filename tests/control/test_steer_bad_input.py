@@ -52,7 +52,7 @@ class Gains(nn.Module):
         (lambda: steer(net(), others_options={"weight_decay": 1}), r"`others_options` must not have 'weight_decay'"),
         (lambda: steer(net(), inner_options=[1]), r"`inner_options` must be a dict, got a list"),
         (lambda: steer(net(), inner_options={"moment": 1}), r"Muon could not be made .*Give options that it"),
-        (lambda: steer(net(), rate=0.0), r"`rate` must be a finite number > 0, got 0\.0\. Try 0\.028\."),
+        (lambda: steer(net(), rate=0.0), r"`rate` must be a finite number > 0, got 0\.0\. Try 0\.04\."),
         (lambda: steer(net(), rate=math.nan), r"`rate` must be a finite number > 0, got nan\."),
         (lambda: steer(net(), rate="fast"), r"`rate` must be a finite number > 0, got 'fast'"),
         (lambda: steer(net(), others_lr=-1), r"`others_lr` must be a finite number > 0, got -1"),

@@ -69,9 +69,9 @@ CHOICES = {
     "frozen convolutions": (
         nn.Sequential(*(nn.Conv2d(4, 4, 1).requires_grad_(False) for _ in range(3)), nn.Linear(4, 4), nn.Linear(4, 3)),
         torch.optim.Muon,
-        0.028,
+        0.04,
     ),
-    "linear layers": (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), torch.optim.Muon, 0.028),
+    "linear layers": (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), torch.optim.Muon, 0.04),
 }
 
 

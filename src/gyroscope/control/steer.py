@@ -124,7 +124,7 @@ def steer(
         Steered: Layca over Muon turns 1 matrix; AdamW steps 3 other parameters.
         Each step turns a layer by arctan ρ; its norm is learned.
         parameters  shape  role    rule   rate
-        0.weight    8 × 4  matrix  turn   ρ = 0.028 (1.6°)
+        0.weight    8 × 4  matrix  turn   ρ = 0.04 (2.3°)
         2.weight    2 × 8  head    plain  lr = 0.01
         0.bias      8      other   plain  lr = 0.01
         2.bias      2      other   plain  lr = 0.01
@@ -440,7 +440,7 @@ def _warn_beyond(rate: float, group: Group) -> None:
         most = math.sqrt(2 / (_SHORTEST_MEMORY * faster))
         warnings.warn(
             f"`rate` {rate:.3g} is beyond the stable range: with a momentum of {beta:g} a layer forgets its direction "
-            f"within {memory:.2g} steps. Stay below {most:.2g}; the presets have 0.028 for AdamW and "
-            "Muon, and 3**-3 for SGD.",
+            f"within {memory:.2g} steps. Stay below {most:.2g}; the presets have 0.028 for AdamW, "
+            "0.04 for Muon, and 3**-3 for SGD.",
             stacklevel=3,
         )

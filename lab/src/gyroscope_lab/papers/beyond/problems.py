@@ -25,7 +25,7 @@ from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.tasks import task
 
 #: ρ of the presets of `gyroscope.steer`, fixed on digits-CNN and on a character GPT before anything else was trained.
-RATES = {"sgd": 3.0**-3, "adamw": 0.028, "muon": 0.028}
+RATES = {"sgd": 3.0**-3, "adamw": 0.028, "muon": 0.04}
 #: The share of the steps over which recipes other than steering warm up.
 WARMUP = 0.05
 #: Epochs of the images' tasks at full scale: a third of the papers' or fewer, so that grids can be paid for.
