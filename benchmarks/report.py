@@ -516,6 +516,9 @@ def steering_large() -> list[str]:
         "AdamW 0.003, decay 1, warm-up: the best of ten": "/adamw-0.003-decay-1-seed",
         "Muon, ρ = 0.028, norms learned": "-earlier/steer-muon-0.028-seed",
         "AdamW, ρ = 0.028, norms learned": "/steer-adamw-seed",
+        "without tuning: Muon": "/muon-seed",
+        "without tuning: Schedule-Free AdamW": "/schedule-free-adamw-seed",
+        "without tuning: NadamW": "/nadamw-seed",
     }
     for said, start in kept.items():
         for path in sorted(runs.glob(f"shakespeare-gpt-small{start}-*/result.json")):
@@ -531,7 +534,7 @@ def steering_large() -> list[str]:
         "| | best | last | seeds |",
         "|---|---|---|---|",
     ]
-    for said, values in sorted(found.items(), key=lambda item: (not item[0].startswith("AdamW 0"), item[0])):
+    for said, values in sorted(found.items(), key=lambda item: (not item[0].startswith("AdamW 0"), item[0].casefold())):
         best, last = (statistics.mean(column) for column in zip(*values, strict=True))
         rows.append(f"| {said} | {best:.3f} | {last:.3f} | {len(values)} |")
     return rows

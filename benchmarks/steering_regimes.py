@@ -101,7 +101,7 @@ def settings(device: str) -> Iterator[Setting]:
         yield Setting(regime, 0.056, None, "held", "turn", "turn")
         for seed in (1, 2):
             yield Setting(regime, 0.003, 1.0, seed=seed)
-            for rate in (0.028, 0.056, 0.1):
+            for rate in (0.028, 0.04, 0.056, 0.1):
                 yield Setting(regime, rate, seed=seed)
 
 
