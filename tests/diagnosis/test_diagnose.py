@@ -273,6 +273,12 @@ def test_a_long_first_step_of_a_training_that_converges_is_no_alarm(tmp_path, si
             optimizer.step()
             monitor.log(loss=loss)
             monitor.flush()
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None):  # and when it is resumed
+        for _ in range(20):
+            x = torch.randn(64, size)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), x @ targets).backward()
+            optimizer.step()
     with gyroscope.load(tmp_path / "run") as run:
         assert run.series("update_ratio")[1] > 0.5
         assert not any(event.kind == "finding" for event in run.events)

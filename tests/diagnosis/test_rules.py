@@ -11,7 +11,7 @@ import pytest
 
 from diagnosis.courses import NAMES, STEPS, healthy
 from gyroscope.diagnosis import KINDS, findings, ordered
-from gyroscope.diagnosis.rules import CONSEQUENCES, LIMITS, RULES
+from gyroscope.diagnosis.rules import CONSEQUENCES, LIMITS, RULES, may_be_healthy
 
 MIDDLE = 2
 
@@ -275,6 +275,16 @@ def test_first_steps_as_long_as_the_weights_need_a_loss_that_halves():
     assert first(replace(course, loss_steps=course.loss_steps + 10)).kind == "too_fast"  # the first one may be after it
 
 
+def test_norms_that_blow_up_do_not_wait_for_a_loss():
+    def long(ratio):
+        ratio[1] = 3.0
+        return ratio
+
+    course = replace(spoiled(update_ratio=long), steps=np.arange(61))
+    assert may_be_healthy(course)
+    assert not may_be_healthy(spoiled(course, weight_norm=lambda norm: norm * 1.35 ** np.arange(len(norm))[:, None]))
+
+
 def test_layers_that_hardly_turn():
     course = spoiled(rate_per_step=lambda rate: 1e-4 * rate, rotation=lambda rotation: 1e-6 * rotation)
     course = replace(course, loss=np.full(STEPS, 2.0))
@@ -434,8 +444,9 @@ def test_gradients_fade_also_where_each_layer_has_an_optimizer():
         return gradient
 
     course = spoiled(gradient_norm=fading)
-    apart = tuple(replace(layer, part=i) for i, layer in enumerate(course.layers))
-    assert first(course).kind == first(replace(course, layers=apart)).kind == "vanishing"
+    alone, pairs = (tuple(replace(one, part=i // n) for i, one in enumerate(course.layers)) for n in (1, 2))
+    assert first(course).kind == first(replace(course, layers=alone)).kind == "vanishing"
+    assert alarms(replace(course, layers=pairs)) == []  # several small networks, with losses of their own
 
 
 def test_a_loss_at_chance():

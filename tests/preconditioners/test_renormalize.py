@@ -156,7 +156,7 @@ def test_norms_are_kept_after_the_steps_of_a_controller_and_not_of_the_optimizer
     net = nn.Linear(2, 2)
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     outer = gyroscope.Layca(inner, net, reproject=False)
-    with pytest.raises(DynamicsError, match=r"got a SGD inside a Layca, which takes other steps.*Give the Layca"):
+    with pytest.raises(DynamicsError, match=r"got a SGD inside a Layca, which changes its steps.*Pass the Layca"):
         keep_norms(inner, net)
     keep_norms(outer, net)
     net(torch.ones(1, 2)).square().sum().backward()

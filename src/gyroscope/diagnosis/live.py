@@ -66,6 +66,11 @@ class _Curve:
             if len(self._kept) > _NUMBERS:
                 self._kept, self._every = self._kept[::2], 2 * self._every
 
+    def precede(self, earlier: list[tuple[int, float]]) -> None:
+        """Put what an earlier run had before the rest."""
+        with self._lock:
+            self._kept[:0] = earlier[:: 1 + len(earlier) // _NUMBERS]
+
     def all(self) -> list[tuple[int, float]]:
         with self._lock:
             fresh = self._heard > 0 and self._kept[-1] is not self._last
@@ -142,6 +147,10 @@ class Live:
         with suppress(GyroscopeError), Run(path) as run:
             before = course_of(run)
             first = min(self._rows)
+            for name, curve in run.scalars.items():
+                if name in self._curves:
+                    both = zip(curve.steps.tolist(), curve.values.tolist(), strict=True)
+                    self._curves[name].precede([(step, value) for step, value in both if step < first])
             for i, step in enumerate(before.steps.tolist()):
                 if step < first:
                     self._rows[step] = {name: values[i] for name, values in before.series.items()}

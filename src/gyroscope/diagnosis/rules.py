@@ -512,17 +512,14 @@ def jump(course: Course) -> Finding | None:
 
 def too_fast(course: Course) -> Finding | None:
     """Steps as long as the weights themselves, or norms that blow up."""
-    norm, ratio = course["weight_norm"], _ratio(course)
-    start = _starts(norm)
+    ratio = _ratio(course)
     if np.isfinite(ratio).sum(0).max(initial=0) < 3:
         return None
     middle = _quiet(np.nanmedian, ratio, axis=1)
     rows = np.flatnonzero(middle > LIMITS.fast)
     if may_be_healthy(course) and 0 < float(np.median(course.loss[-3:])) < 0.5 * float(course.loss[0]):
         rows = rows[:0]
-    with np.errstate(all="ignore"):
-        grown = np.where(start, norm / norm[:1], np.nan)
-    burst = np.flatnonzero(_quiet(np.nanmedian, grown, axis=1) > LIMITS.blown_up)
+    burst = _bursts(course)
     if not len(rows) and not len(burst):
         return None
     since = int(course.steps[min(rows[0] if len(rows) else len(ratio), burst[0] if len(burst) else len(ratio))])
@@ -542,13 +539,21 @@ def too_fast(course: Course) -> Finding | None:
 
 
 def may_be_healthy(course: Course) -> bool:
-    """Return True if only the first steps are too long and the loss is known from before them.
+    """Return True if only the first steps are too long, and the loss is recorded from the first step on.
 
     Small weights have far to go: if the loss falls to half, nothing is wrong.
     """
     rows = np.flatnonzero(_quiet(np.nanmedian, _ratio(course), axis=1) > LIMITS.fast)
     early = len(rows) > 0 and bool(course.steps[rows[-1]] <= LIMITS.leaps)
-    return early and len(course.loss) > 5 and bool(course.loss_steps[0] <= 1)
+    return early and not len(_bursts(course)) and len(course.loss) > 5 and bool(course.loss_steps[0] <= 1)
+
+
+def _bursts(course: Course) -> Ints:
+    """The rows at which half of the layers have many times their initial norm."""
+    norm = course["weight_norm"]
+    with np.errstate(all="ignore"):
+        grown = np.where(_starts(norm), norm / norm[:1], np.nan)
+    return np.flatnonzero(_quiet(np.nanmedian, grown, axis=1) > LIMITS.blown_up)
 
 
 def _ratio(course: Course) -> Floats:
@@ -794,8 +799,8 @@ def vanishing(course: Course) -> Finding | None:
     parts = np.array([layer.part for layer in course.layers])
     trained = course.weights & ~course.untrained
     groups = [np.flatnonzero(trained & (parts == part)) for part in np.unique(parts)]
-    if max(map(len, groups), default=0) < 3:
-        groups = [np.flatnonzero(trained)]  # such as one optimizer per layer
+    if max(map(len, groups), default=0) == 1:  # one optimizer per layer
+        groups = [np.flatnonzero(trained)]
     found = (_fading(course, which) for which in groups if len(which) >= 3)
     return next((one for one in found if one is not None), None)
 

@@ -301,12 +301,12 @@ class Monitor:
         The run of a sharded model begins at its first step, and the weights before that step are recorded then.
 
         Raises:
-            StoreError: some of it could not be computed or written, recording has stopped (see `error`), or a sharded
-                model has not taken a step since its run was resumed.
+            StoreError: some of it could not be computed or written, recording has stopped (see `error`), or logged
+                values wait for the first step: of a sharded model, or of an attempt that will hide later steps.
         """
         check_numbers(timeout=timeout)
         # Ranks that measure together begin together, at a step.
-        self._safely(self._chronicle.drain if self._sharded else self._chronicle.begin)
+        self._safely(self._chronicle.drain if self._sharded else self._chronicle.open)
         if self._recorder is not None:
             self._recorder.flush(None if timeout is None else float(timeout))
         if self.error is not None:
@@ -314,13 +314,12 @@ class Monitor:
             raise StoreError(f"Recording of {self.path} has stopped, and everything after that is lost: {said}")
         if self._chronicle.dropped:
             raise StoreError(
-                f"{self.path} stays as it is, because no step was taken: {self._chronicle.dropped} logged values were "
-                "dropped."
+                f"{self.path} stays as it is, because no step was taken. Logged values and notes that were dropped: "
+                f"{self._chronicle.dropped}."
             )
         if self._chronicle.waits:
             raise StoreError(
-                f"{self.path} is resumed at the first step of all ranks. Logged values wait until then; flush after "
-                "that step."
+                f"{self.path} is resumed at the first step. Logged values wait until then; flush after that step."
             )
 
     def close(self, *, interrupted: bool = False) -> None:

@@ -455,6 +455,8 @@ class Chronicle:
 
     def restart(self) -> None:
         """Start a new attempt after a state was loaded; later records are kept, but no longer shown."""
+        if not self.loaded and not self.begun:
+            self._place()
         self.loaded = True
         if self.begun and self.recorder is not None:
             self.recorder.close()
@@ -493,16 +495,24 @@ class Chronicle:
             self.event("note", _WOKEN[reason].format(told(several), verb, "its" if len(several) == 1 else "their"))
 
     def end(self) -> None:
-        """Begin a run that no step was taken of, unless that would change an earlier one; then record the last step."""
-        if self.begun or self._restarted or not agreed((self._existing is not None,), self.about.shared)[0]:
-            self.begin()
-        elif agreed((self._logged > 0,), self.about.shared)[0]:
-            start = self._beginning()
-            if not start.hides:
-                self.begin(start)
-            elif self.about.writes:
-                _LOG.warning("%s stays as it is: no step was taken. What was logged is dropped.", self.about.path)
+        """Record the last step. If no step was taken, an earlier run stays as it is, except for what was logged."""
+        if not self.begun:
+            (changes,) = agreed((self._existing is None or self._restarted or self._logged > 0,), self.about.shared)
+            if changes:
+                self.open()
+                if not self.begun and self.about.writes:
+                    _LOG.warning("%s stays as it is: no step was taken. What was logged is dropped.", self.about.path)
         self.record()
+
+    def open(self) -> None:
+        """Begin before a step, unless that would hide later steps of an earlier run.
+
+        A run that this monitor has set back to an earlier state is set back in any case.
+        """
+        if not self.begun:
+            start = self._beginning()
+            if self._restarted or not start.hides:
+                self.begin(start)
 
     @property
     def _logged(self) -> int:
@@ -543,9 +553,15 @@ class Chronicle:
         if start.step == 0 and not self.loaded:
             for part, measured in enumerate(self._zero):
                 recorder.measured(part, measured, {})
+        if not self.loaded:
+            self._place()
         waiting, self._waiting = self._waiting, []
-        for one in waiting:  # from before the step was known
-            self._put(replace(one, step=self.steps))
+        for one in waiting:
+            self._put(one)
+
+    def _place(self) -> None:
+        """Give what was logged before the step was known its step."""
+        self._waiting = [replace(one, step=self.steps) for one in self._waiting]
 
     def _open(self, step: int, reference_file: str | None) -> Recorder:
         about = self.about
@@ -564,12 +580,13 @@ class Chronicle:
         return Live(about.layers, meta, mute=about.mute, resumes=earlier) if about.diagnoses else None
 
     def close(self, *, interrupted: bool) -> None:
-        """Finish the run, or unlock one that was not opened again: what waited for its first step is dropped."""
+        """Finish the run, or unlock one that was not opened again. What waited for its first step is then dropped."""
         if self.recorder is not None:
             self.recorder.close(interrupted=interrupted)
         elif self._existing is not None:
             self._existing.lock.release()
-        self.dropped, self._waiting = self._logged, []
+        self.dropped += self._logged
+        self._waiting = []
 
     def discard(self) -> None:
         """Close the run and, if it is new, remove it, for a monitor that could not be made."""

@@ -175,8 +175,11 @@ class Curve:
         return log2(self.best / smallest.best)
 
     def lost(self, rate: float) -> float:
-        """What is lost with another rate than the best, in nats: the mean over the seeds that both have, or NaN."""
-        if rate not in self.cells:
+        """What is lost with another rate than the best, in nats: the mean over the seeds of the other.
+
+        NaN if that is not known, also because the best rate has fewer seeds so far.
+        """
+        if rate not in self.cells or len(self.cells[rate].results) > len(self.cells[self.best].results):
             return nan
         pairs = zip(self.cells[rate].results, self.cells[self.best].results, strict=False)
         return mean([other.best_test_loss - best.best_test_loss for other, best in pairs])
@@ -258,7 +261,8 @@ def _table(kind: str, its: Sequence[Curve]) -> Table:
         spread = deviation(best)
         rate = f"{curve.best:.3g}" + (" (edge)" if curve.at_edge else "")
         told = (f"{score(best):.3f}", spread and f"{spread:.3f}", len(best.results))
-        rows.append((curve.size, rate, *told, f"{curve.moved(its[0]):+.0f}", f"{curve.lost(its[0].best):.3f}"))
+        lost = curve.lost(its[0].best)
+        rows.append((curve.size, rate, *told, f"{curve.moved(its[0]):+.0f}", f"{lost:.3f}" if isfinite(lost) else None))
     columns = (
         "size",
         "best rate",
@@ -274,18 +278,20 @@ def _table(kind: str, its: Sequence[Curve]) -> Table:
 def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]:
     shared = set.intersection(*({curve.size for curve in its} for its in by_kind.values()))
     by_kind = {kind: [curve for curve in its if curve.size in shared] for kind, its in by_kind.items()}
-    lost = {kind: [curve.lost(its[0].best) for curve in its[1:]] for kind, its in by_kind.items()}
+    lost = {kind: _finite(curve.lost(its[0].best) for curve in its[1:]) for kind, its in by_kind.items()}
     moved = {kind: [abs(curve.moved(its[0])) for curve in its[1:]] for kind, its in by_kind.items()}
-    if "AdamW" not in lost or not lost["AdamW"]:
+    if len(by_kind.get("AdamW", ())) < 2:
         return []
     whole = shared == set(sized(lab)) and len(by_kind) == len(kinds(lab))
     shared_rate = {kind: one_rate(its) for kind, its in by_kind.items()}
-    least = {kind: max(curve.lost(shared_rate[kind]) for curve in its) for kind, its in by_kind.items()}
+    least = {
+        kind: max(_finite(curve.lost(shared_rate[kind]) for curve in its), default=nan) for kind, its in by_kind.items()
+    }
     found = []
     for kind in lost:
         if kind == "AdamW":
             continue
-        worst, mine, theirs = max(lost[kind]), mean(lost[kind]), mean(lost["AdamW"])
+        worst, mine, theirs = max(lost[kind], default=nan), mean(lost[kind]), mean(lost["AdamW"])
         known = whole and all(_is_seeded(lab, by_kind[one], shared_rate[one]) for one in (kind, "AdamW"))
         found += [
             Verdict(
@@ -309,6 +315,10 @@ def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]
             ),
         ]
     return found
+
+
+def _finite(values: Iterable[float]) -> list[float]:
+    return [value for value in values if isfinite(value)]
 
 
 def _is_seeded(lab: Lab, its: Sequence[Curve], shared: float) -> bool:
