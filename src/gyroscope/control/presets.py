@@ -71,8 +71,8 @@ PRESETS: dict[str, Preset] = {
     "sgd": Preset("SGD", 3.0**-3),
     # The rate: gpt, three seeds: 2.019 at 0.028, 1.982 at 0.04, 1.988 at 0.056; one seed: 2.190 at 0.014, 2.223 at
     # 0.14; Muon by itself 1.970 at the best of three learning rates. longer, three seeds: 1.710 at 0.028, 1.736 at
-    # 0.04, 1.785 at 0.056; Muon by itself 1.711. GPTs of seven sizes on an H200 (results/full/beyond/transfer, three
-    # seeds of most): 0.028 loses up to 0.08 and 0.056 up to 0.05 to the best rate of the size. On repeated text a
+    # 0.04, 1.785 at 0.056; Muon by itself 1.711. GPTs of seven sizes on an H200 (results/full/beyond/transfer, one to
+    # three seeds): 0.028 loses up to 0.08 and 0.056 up to 0.05 to the best rate of the size. On repeated text a
     # larger rate overfits less (benchmarks/results/steering_regimes_*.json).
     "muon": Preset("Muon", 0.04),
     # Published by the authors of arXiv 2606.16899 for a GPT of 124 million parameters: rate 0.018 for both,
