@@ -282,6 +282,7 @@ def test_norms_that_blow_up_do_not_wait_for_a_loss():
 
     course = replace(spoiled(update_ratio=long), steps=np.arange(61))
     assert may_be_healthy(course)
+    assert not may_be_healthy(replace(course, loss=course.loss[::-1]))
     assert not may_be_healthy(spoiled(course, weight_norm=lambda norm: norm * 1.35 ** np.arange(len(norm))[:, None]))
 
 

@@ -517,7 +517,7 @@ def too_fast(course: Course) -> Finding | None:
         return None
     middle = _quiet(np.nanmedian, ratio, axis=1)
     rows = np.flatnonzero(middle > LIMITS.fast)
-    if may_be_healthy(course) and 0 < float(np.median(course.loss[-3:])) < 0.5 * float(course.loss[0]):
+    if may_be_healthy(course) and np.median(course.loss[-3:]) < 0.5 * course.loss[0]:
         rows = rows[:0]
     burst = _bursts(course)
     if not len(rows) and not len(burst):
@@ -539,13 +539,15 @@ def too_fast(course: Course) -> Finding | None:
 
 
 def may_be_healthy(course: Course) -> bool:
-    """Return True if only the first steps are too long, and the loss is recorded from the first step on.
+    """Return True if only the first steps are too long, and the loss, recorded from the first step on, has fallen.
 
     Small weights have far to go: if the loss falls to half, nothing is wrong.
     """
     rows = np.flatnonzero(_quiet(np.nanmedian, _ratio(course), axis=1) > LIMITS.fast)
     early = len(rows) > 0 and bool(course.steps[rows[-1]] <= LIMITS.leaps)
-    return early and not len(_bursts(course)) and len(course.loss) > 5 and bool(course.loss_steps[0] <= 1)
+    if not early or len(_bursts(course)) or len(course.loss) <= 5 or course.loss_steps[0] > 1:
+        return False
+    return 0 < float(np.median(course.loss[-3:])) < float(course.loss[0])
 
 
 def _bursts(course: Course) -> Ints:
