@@ -6,6 +6,7 @@ One thread of a CPU, about half an hour. The cases, in benchmarks/results/steeri
 
 - `momentum`: steps to half rotation with independent random gradients, for `rates.with_momentum`;
 - `digits`: the laboratory's digits task, three seeds, test accuracy;
+- `patches`: a vision transformer on digits, three seeds, test accuracy: the map that embeds patches turns or not;
 - `gpt`: a character GPT of 3 blocks of width 64 (tied head, context 64, batch 16, cosine to zero), 500 steps on
   tinyshakespeare: norms × head × embeddings × `others_lr` × rate, against AdamW; validation loss;
 - `why`: the same with a learnable factor on the logits, with weights that begin at zero, with rates out of range;
@@ -37,10 +38,14 @@ from gyroscope import Layca, steer
 from gyroscope.control import SGD_AMom, rates
 from gyroscope.control.joint import Joint
 from gyroscope_lab import models
+from gyroscope_lab.engine import run_trials
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.beyond.problems import VIT
+from gyroscope_lab.papers.beyond.problems import steered as preset
 from gyroscope_lab.papers.demo import RECIPES, TASK, run
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.recipe import Recipe, register
+from gyroscope_lab.training.trial import Trial
 from timing import environment
 
 CONTEXT, BATCH, WIDTH, DEPTH, STEPS = 64, 16, 64, 3, 500
@@ -267,6 +272,20 @@ def digits(done: dict[str, Any]) -> dict[str, Any]:
     return {**done, **trained}
 
 
+def patches(done: dict[str, Any]) -> dict[str, Any]:
+    """Train the vision transformer of beyond/no-tuning on digits, and return test accuracies of three seeds."""
+    recipes = [
+        *(preset(inner) for inner in ("adamw", "muon")),
+        *(preset(inner, plain="patches*") for inner in ("adamw", "muon")),
+    ]
+    for recipe in recipes:
+        if recipe.name not in done:
+            with tempfile.TemporaryDirectory() as folder:
+                results = run_trials([Trial(VIT.small, recipe, seed) for seed in range(3)], Archive(folder))
+            done[recipe.name] = {"test": [round(100 * one.test_accuracy, 2) for one in results]}
+    return done
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--text", type=Path, required=True, help="tinyshakespeare, or another text")
@@ -280,6 +299,7 @@ def main() -> None:
 
     found["momentum"] = found.get("momentum") or momentum()
     found["digits"] = digits(found.get("digits", {}))
+    found["patches"] = patches(found.get("patches", {}))
     keep()
     text = Text(parser.parse_args().text)
     cells: list[tuple[str, str, Make, int, int]] = [

@@ -64,7 +64,8 @@ CHOICES = {
         torch.optim.SGD,
         3.0**-3,
     ),
-    "a convolution that embeds patches": (stemmed(nn.Linear(4, 4), nn.Linear(4, 4)), torch.optim.AdamW, 0.028),
+    "a convolution that embeds patches": (stemmed(nn.Linear(4, 96), nn.Linear(96, 4)), torch.optim.Muon, 0.04),
+    "a convolution with half of the weights": (stemmed(nn.Linear(4, 4), nn.Linear(4, 4)), torch.optim.AdamW, 0.028),
     "as many convolutions as others": (stemmed(), torch.optim.AdamW, 0.028),
     "frozen convolutions": (
         nn.Sequential(*(nn.Conv2d(4, 4, 1).requires_grad_(False) for _ in range(3)), nn.Linear(4, 4), nn.Linear(4, 3)),
@@ -82,6 +83,19 @@ def test_the_preset_is_that_of_sgd_for_convolutions_of_muon_for_matrices_and_of_
     assert type(main(optimizer.inner)) is kind
     assert optimizer.param_groups[0]["lr"] == rate
     assert type(main(steer(net, "sgd", heads="turn").inner)) is torch.optim.SGD
+
+
+def test_by_default_what_muon_cannot_step_is_stepped_plainly_if_it_is_a_tenth_of_the_weights() -> None:
+    # A kernel of 64 weights before matrices of n × 4, 4 × n and 4 × 4: a tenth is reached at 8 n + 16 = 576.
+    for n, role in ((70, ("matrix", "plain")), (69, ("matrix", "turn"))):
+        net = stemmed(nn.Linear(4, n, bias=False), nn.Linear(n, 4, bias=False), nn.Linear(4, 4, bias=False))
+        optimizer = steer(net, rate=0.05)
+        assert rules(optimizer)["0.weight"] == role
+        assert rules(optimizer)["2.weight"] == ("matrix", "turn")
+        before = weights(net)
+        step(net, optimizer, torch.randn(5, 1, 4, 4))
+        assert angles(before, net)["2.weight"] == pytest.approx(0.05, rel=1e-4)
+    assert rules(steer(net, "adamw"))["0.weight"] == ("matrix", "turn")
 
 
 class Recurrent(nn.Module):

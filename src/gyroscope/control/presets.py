@@ -62,7 +62,8 @@ class Preset:
 #                   and 2.070 held. digits over SGD: 96.0 and 95.8 %.
 #
 # Three seeds of six small problems are in results/beyond/no-tuning. There "sgd" was better than "adamw" on two of three
-# networks of convolutions, and "muon" on all three others, so `steer` takes those by default.
+# networks of convolutions, and "muon" on all three others, so `steer` takes those by default. On digits, a vision
+# transformer whose patches are embedded plainly has 86.5 % over Muon, and 73.9 % over AdamW with all matrices turning.
 PRESETS: dict[str, Preset] = {
     # The rate: gpt 2.284 at 0.014, 2.192 at 0.028, 2.202 at 0.056, 2.220 at 0.1, 2.365 at 0.2. The pilot's best was
     # 0.028. On digits it is 2.4 points below the SGD preset, and so is 0.0085, the same rotation by the momentum law.

@@ -10,6 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -51,6 +52,8 @@ _CONVOLUTIONS = ("conv", "conv_transpose")
 #: The roles that can have a learning rate of their own.
 _ROLES = [role for role in get_args(Role) if role != "tied head"]
 
+#: The largest share of weights that Muon cannot step, where it is the default.
+_UNFIT = 0.1
 #: The fewest steps within which a layer may forget its direction, if gradients are independent.
 _SHORTEST_MEMORY = 10.0
 
@@ -99,8 +102,10 @@ def steer(
         model: the model.
         inner: "adamw", "sgd" or "muon"; "adamh" or "muonh" (Hyperball, without operation 1); or a function that takes a
             list of parameter groups (and `inner_options`) and returns an optimizer, such as `torch.optim.NAdam`. By
-            default "sgd" if most of the layers that turn are convolutions; else "muon" if it can step all of them; else
-            "adamw". Muon takes matrices of two dimensions, under FSDP2 with at least as many rows as ranks.
+            default "sgd" if most of the layers that turn are convolutions; else "muon" if it can step all of them, or
+            all but a tenth of their weights, such as those of a convolution that embeds patches, which is then stepped
+            plainly; else "adamw". Muon takes matrices of two dimensions, under FSDP2 with at least as many rows as
+            ranks.
         rate: ρ = tan θ of a step. If it is a tensor on the GPU, which becomes the `lr` of every group, a CUDA graph can
             capture the steps.
         others_lr: the learning rate of all that is stepped plainly, or a dict of learning rates by role: "head",
@@ -143,7 +148,11 @@ def steer(
     if not turning:
         raise ControlError(_why_nothing_turns(routed))
     _check_dense(routed)
-    inner = _suited(turning) if inner is None else inner
+    if inner is None:
+        inner = _suited(turning)
+        if inner == "muon":
+            routed = [_plain_unless_for_muon(route) for route in routed]
+            turning = [route for route in routed if route.rule == "turn"]
     named = isinstance(inner, str) or not callable(inner)
     chosen = preset(inner) if named else preset("adamw")
     given = chosen.rate if rate is None else rate
@@ -281,7 +290,12 @@ def _suited(turning: Sequence[Route]) -> str:
     convolutions = sum(route.layer is not None and route.layer.kind in _CONVOLUTIONS for route in turning)
     if 2 * convolutions > len(turning):
         return "sgd"
-    return "adamw" if any(_not_for_muon(route.parameter) for route in turning) else "muon"
+    unfit = sum(route.parameter.numel() for route in turning if _not_for_muon(route.parameter))
+    return "muon" if unfit <= _UNFIT * sum(route.parameter.numel() for route in turning) else "adamw"
+
+
+def _plain_unless_for_muon(route: Route) -> Route:
+    return replace(route, rule="plain") if route.rule == "turn" and _not_for_muon(route.parameter) else route
 
 
 def _checked(name: str, given: Any, fine: float) -> float:
