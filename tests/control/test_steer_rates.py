@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gyroscope import Layca, steer
 from gyroscope.control import SGD_AMom, rates
+from gyroscope.control.steering import Law, Ledger, Move, _factors, _learn
 from gyroscope.errors import ControlError
 
 Make = Callable[[list[Tensor]], Optimizer]
@@ -170,3 +172,27 @@ def test_a_schedule_moves_a_steered_model_and_resumes() -> None:
 def test_bad_arguments_are_refused(call: Callable[[], Any], said: str) -> None:
     with pytest.raises(ControlError, match=said):
         call()
+
+
+class Copies(TorchDispatchMode):
+    """Counts the tensors that are copied to another device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        self.count += function is torch.ops.aten._to_copy.default and args[0].device != out.device
+        return out
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_rate_in_a_tensor_on_the_host_is_not_copied_to_the_device_of_the_layers(shape: tuple[int, ...]) -> None:
+    device = torch.device("meta")
+    ledger = Ledger.blank(3, device)
+    rate = torch.full(shape, 0.03)
+    move = Move(weights=[], displacements=[], rows=[0, 1, 2], counts=[1, 1, 1], lr=rate)
+    with Copies() as copies:
+        a, b = _factors(move, torch.ones(3, 3, dtype=torch.float64, device=device), ledger, Law())
+        _learn(ledger, [0, 1, 2], torch.ones(3, 2, dtype=torch.float64, device=device), rate, 1.0)
+    assert copies.count == 0
+    assert a.shape == b.shape == (3,)

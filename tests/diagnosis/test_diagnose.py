@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -258,10 +259,13 @@ def test_a_regression_with_several_outputs_is_not_compared_with_chance(tmp_path)
     assert kinds(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize(("size", "far", "lr"), [(16, 1.0, 0.05), (64, 5.0, 0.005)], ids=["soon", "late"])
-def test_a_long_first_step_of_a_training_that_converges_is_no_alarm(tmp_path, size, far, lr):
-    """Also while it is written, and its loss has not come down yet."""
-    torch.manual_seed(0)
+LONG_FIRST_STEPS = [(16, 1.0, 0.05, 0), *((64, 5.0, 0.005, seed) for seed in (0, 2, 5))]
+
+
+@pytest.mark.parametrize(("size", "far", "lr", "seed"), LONG_FIRST_STEPS)
+def test_a_long_first_step_of_a_training_that_converges_is_no_alarm(tmp_path, size, far, lr, seed):
+    """Also while it is written, and its loss has not come down yet, or is above that of the first batch by chance."""
+    torch.manual_seed(seed)
     model, targets = nn.Linear(size, 1), far * torch.randn(size, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
@@ -286,6 +290,36 @@ def test_a_long_first_step_of_a_training_that_converges_is_no_alarm(tmp_path, si
 
 
 # Live.
+
+
+def lively(live: Live, step: int, loss: float, **values: float) -> None:
+    live.heard(step, {"loss": loss})
+    its = {"weight_norm": 1.0, "update_ratio": 0.01, "rotation": 1e-4 * step, "lr": 0.1, **values}
+    live.measured(0, [step], {name: np.full((1, 1), value, dtype=np.float32) for name, value in its.items()})
+
+
+def test_a_long_first_step_waits_for_the_loss_to_halve_as_long_as_the_training_takes():
+    live = Live([LayerInfo("w", "linear", (8, 8))], {})
+    found = []
+    for step in range(2001):  # the loss halves at step 1,040
+        lively(live, step, 4.2 * math.exp(-step / 1500), update_ratio=0.9 if step == 1 else 0.01)
+        found += live.stated(ends=step == 2000)
+    assert found == []
+
+
+def test_a_resumed_run_has_every_loss_once_and_in_order(tmp_path):
+    train(tmp_path / "run", lr=0.01, steps=30)
+    with gyroscope.load(tmp_path / "run") as run:
+        layers, steps = run.layers, run.scalars["loss"].steps.tolist()
+    live = Live(layers, {}, resumes=tmp_path / "run")
+    for step in range(21, 41):  # the first measured row of this attempt is that of step 25
+        live.heard(step, {"loss": 1.0})
+        if step % 5 == 0:
+            live.measured(0, [step], {"weight_norm": np.ones((1, len(layers)), dtype=np.float32)})
+    live.stated(ends=True)
+    assert steps == list(range(1, 31))
+    assert live._course().loss_steps.tolist() == list(range(1, 41))
+    assert live._course().steps.tolist() == [*range(25), 25, 30, 35, 40]
 
 
 def test_an_alarm_is_an_event_is_logged_and_handed_over_once(tmp_path, caplog):

@@ -35,6 +35,10 @@ def test_numbers_in_full_and_as_powers():
     assert power(5e-7) == r"$5{\times}10^{-7}$"
 
 
+def test_no_names_are_short():
+    assert short_names([]) == []
+
+
 def test_names_that_differ_in_the_middle_alone_stay_apart():
     blocks = [f"transformer.encoder.layers.{i}.attention.projection.weight" for i in range(3)]
     assert short_names(blocks) == ["…0…", "…1…", "…2…"]

@@ -512,3 +512,25 @@ def test_a_precision_set_for_one_backend_does_not_stop_the_recording(tmp_path, s
     # In a process of its own: torch cannot take such a setting back.
     forked.start(recorded_in_tf32, setting, str(tmp_path))
     assert (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_model_all_of_whose_layers_are_named_is_watched_with_its_normalizers(tmp_path, by_name):
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.matrix, self.norm = nn.Parameter(torch.randn(4, 4)), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return self.norm(x @ self.matrix)
+
+    model = Bare()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    layers = ["matrix"] if by_name else gyroscope.layers(model, include="matrix")
+    with gyroscope.watch(model, optimizer, tmp_path / "run", layers=layers, budget=None, detail_every=1) as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    assert monitor.error is None
+    assert gyroscope.load(tmp_path / "run").steps.tolist() == [0, 1, 2, 3]

@@ -116,6 +116,33 @@ def test_a_run_that_was_set_back_and_then_stopped_says_both(tmp_path):
     assert [event.kind for event in run.events] == ["start", "resume", "stop"]
 
 
+def test_a_run_that_was_only_opened_is_not_set_back_without_a_step(tmp_path):
+    model = net()
+    state = train(model, tmp_path / "run", range(3))
+    train(model, tmp_path / "run", range(3, 6))
+    with gyroscope.watch(model, momentum(model.parameters()), tmp_path / "run", **PLAIN) as monitor:
+        monitor.flush()
+        monitor.load_state_dict(state)
+    assert gyroscope.load(tmp_path / "run").steps.tolist() == list(range(7))
+
+
+def test_shards_that_end_with_an_exception_say_that_what_was_logged_is_dropped(tmp_path, caplog, monkeypatch):
+    model = net()
+    optimizer = momentum(model.parameters())
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        gyroscope.watch(model, optimizer, tmp_path / "run", **PLAIN) as monitor,
+    ):
+        go(model, optimizer, range(3))
+        monitor.load_state_dict(monitor.state_dict())
+        monitor.log(accuracy=0.1)
+        monkeypatch.setattr(monitor, "_sharded", True)
+        raise KeyboardInterrupt
+    assert "What was logged is dropped" in caplog.text
+    with pytest.raises(StoreError, match=r"or a state was loaded.* dropped: 1"):
+        monitor.flush()
+
+
 def test_what_is_logged_of_the_weights_of_a_run_is_kept_without_a_step(tmp_path):
     model = net()
     train(model, tmp_path / "run", range(6))

@@ -264,8 +264,8 @@ def _factors(move: Move, products: Any, ledger: Ledger, law: Law) -> tuple[Tenso
         # Views of the same memory: arithmetic on a few numbers is much quicker in NumPy.
         xp, products, book = np, products.numpy(), {name: value.numpy() for name, value in book.items()}
         lr = float(lr)
-    elif isinstance(lr, Tensor):
-        lr = lr.to(device, products.dtype)
+    else:
+        lr = _scalar(lr, products)
     with np.errstate(all="ignore"):
         ww, wd, dd = products[:, 0], products[:, 1], products[:, 2]
         if sign != 1.0 or along != 0.0:
@@ -297,9 +297,7 @@ def _learn(ledger: Ledger, rows: Sequence[int], sums: Tensor, lr: float | Tensor
     here: Any = _index(rows, sums.device)
     d, gg = sign * sums[:, 0], sums[:, 1]
     radius, (m, v, t) = ledger.radius[here], ledger.moments[here].unbind(1)
-    if isinstance(lr, Tensor):
-        lr = lr.to(radius.device, radius.dtype).reshape(())
-    rate = lr * ledger.multiplier[here]
+    rate = _scalar(lr, radius) * ledger.multiplier[here]
     known = torch.isfinite(d) & torch.isfinite(gg) & (gg > 0) & (radius > 0) & torch.isfinite(rate) & (rate > 0)
     first, second = _NORM_BETAS
     t = t + 1
@@ -308,6 +306,13 @@ def _learn(ledger: Ledger, rows: Sequence[int], sums: Tensor, lr: float | Tensor
     step = m / (1 - first**t) / (torch.sqrt(v / (1 - second**t)) + floor)
     ledger.radius[here] = torch.where(known, radius * torch.exp(-rate * step), radius)
     ledger.moments[here] = torch.where(known[:, None], torch.stack([m, v, t], 1), ledger.moments[here])
+
+
+def _scalar(lr: float | Tensor, like: Tensor) -> float | Tensor:
+    """Return a rate of one number that can be multiplied with a tensor, without waiting for its device."""
+    if not isinstance(lr, Tensor):
+        return lr
+    return lr.item() if lr.device.type == "cpu" else lr.to(like.device, like.dtype).reshape(())
 
 
 def _index(rows: Sequence[int], device: torch.device) -> slice | Tensor:

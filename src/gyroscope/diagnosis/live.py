@@ -67,8 +67,10 @@ class _Curve:
                 self._kept, self._every = self._kept[::2], 2 * self._every
 
     def precede(self, earlier: list[tuple[int, float]]) -> None:
-        """Put what an earlier run had before the rest."""
+        """Put what an earlier run had before the rest, up to where the rest begins."""
         with self._lock:
+            if self._kept:
+                earlier = [one for one in earlier if one[0] < self._kept[0][0]]
             self._kept[:0] = earlier[:: 1 + len(earlier) // _NUMBERS]
 
     def all(self) -> list[tuple[int, float]]:
@@ -134,10 +136,9 @@ class Live:
             self._resumes = None
         self._thin()
         course = self._course()
-        settled, at_once = self._settled(course), _AT_ONCE
-        if may_be_healthy(course) and not ends:
-            at_once -= {"too_fast"}
-        hold = [one for one in findings(course) if settled or one.kind in at_once]
+        settled = self._settled(course)
+        waits = {"too_fast"} if may_be_healthy(course) and not ends else set[str]()
+        hold = [one for one in findings(course) if (settled or one.kind in _AT_ONCE) and one.kind not in waits]
         found = [one for one in ordered(hold, self._mute) if one.is_alarm and one.kind not in self._stated]
         self._stated |= {one.kind for one in found}
         return found
@@ -149,14 +150,12 @@ class Live:
             first = min(self._rows)
             for name, curve in run.scalars.items():
                 if name in self._curves:
-                    both = zip(curve.steps.tolist(), curve.values.tolist(), strict=True)
-                    self._curves[name].precede([(step, value) for step, value in both if step < first])
-            for i, step in enumerate(before.steps.tolist()):
-                if step < first:
-                    self._rows[step] = {name: values[i] for name, values in before.series.items()}
-            until = replace(before, steps=before.steps[before.steps < first])
-            kept = len(until.steps)
-            until = replace(until, series={name: values[:kept] for name, values in before.series.items()})
+                    self._curves[name].precede(list(zip(curve.steps.tolist(), curve.values.tolist(), strict=True)))
+            kept = int((before.steps < first).sum())
+            series = {name: values[:kept] for name, values in before.series.items()}
+            until = replace(before, steps=before.steps[:kept], series=series)
+            for i, step in enumerate(until.steps.tolist()):
+                self._rows[step] = {name: values[i] for name, values in series.items()}
             self._stated |= {one.kind for one in findings(until)}
 
     def _thin(self) -> None:

@@ -32,6 +32,7 @@ class Limits:
         fast: ‖Δw‖/‖w‖ of the middle layer, in one step. Healthy runs stay below 0.08; a rate 300 times too large gives
             1 and more.
         leaps: number of first steps that may exceed `fast` if the loss later falls to half of its first value.
+        rises: until then, the loss stays below this many times its first value.
         slow: radians per step of the fastest layer, at the 90th percentile of steps, below which a network does not
             learn. Fine-tuning may be as slow; then the loss falls, or layers turn by more than `unturned` in time.
         unturned: radians that no layer has turned by in a run that is too slow.
@@ -72,6 +73,7 @@ class Limits:
     enough: int = 10
     fast: float = 0.5
     leaps: int = 3
+    rises: float = 1.5
     slow: float = 1e-4
     unturned: float = 0.03
     straight: float = 0.96
@@ -539,15 +541,16 @@ def too_fast(course: Course) -> Finding | None:
 
 
 def may_be_healthy(course: Course) -> bool:
-    """Return True if only the first steps are too long, and the loss, recorded from the first step on, has fallen.
+    """Return True if only the first steps are too long, and the loss, recorded from the first step on, does not rise.
 
-    Small weights have far to go: if the loss falls to half, nothing is wrong.
+    Small weights have far to go: if the loss falls to half in the end, nothing is wrong. The loss of a few batches may
+    be above that of the first by chance.
     """
     rows = np.flatnonzero(_quiet(np.nanmedian, _ratio(course), axis=1) > LIMITS.fast)
     early = len(rows) > 0 and bool(course.steps[rows[-1]] <= LIMITS.leaps)
     if not early or len(_bursts(course)) or len(course.loss) <= 5 or course.loss_steps[0] > 1:
         return False
-    return 0 < float(np.median(course.loss[-3:])) < float(course.loss[0])
+    return 0 < float(np.median(course.loss[-3:])) < LIMITS.rises * float(course.loss[0])
 
 
 def _bursts(course: Course) -> Ints:

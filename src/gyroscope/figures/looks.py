@@ -57,6 +57,8 @@ def short_names(names: Sequence[str], *, longest: int = _LONGEST) -> list[str]:
     >>> short_names([f"features.denseblock{i}.denselayer16.conv1" for i in (1, 2)] + ["classifier"], longest=19)
     ['…dens1.dens16.conv1', '…dens2.dens16.conv1', 'classifier']
     """
+    if not names:
+        return []
     if all(name.endswith(".weight") for name in names):
         names = [name.removesuffix(".weight") for name in names]
     long = [name for name in names if len(name) > longest]

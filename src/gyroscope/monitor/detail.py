@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 
 from gyroscope.base.hooks import is_capturing, listens
 from gyroscope.base.transfer import to_host
-from gyroscope.errors import MonitorError
+from gyroscope.errors import LayerError, MonitorError
 from gyroscope.layers.layer import Layer, split
 from gyroscope.layers.layer import layers as find_layers
 from gyroscope.monitor.reference import Reference
@@ -301,21 +302,28 @@ class Fresh:
         return found
 
 
-def _normalizers(model: nn.Module, layers: Sequence[Layer]) -> list[tuple[int, nn.Module]]:
+def layer_modules(model: nn.Module) -> set[int]:
+    """Return the ids of the modules that have layers."""
+    with suppress(LayerError):  # it has none, unless they are named
+        return {id(layer.module) for layer in find_layers(model)}
+    return set()
+
+
+def _normalizers(model: nn.Module, layers: Sequence[Layer], modules: set[int]) -> list[tuple[int, nn.Module]]:
     """Return the normalizers that keep statistics of the data, each with the position of the layer before it.
 
     Those after other layers of the model, such as a frozen backbone or the other network of a GAN, are left out; those
-    before all layers count with the first one.
+    before all layers count with the first one. `modules` are the ids of all modules that have layers.
 
     >>> from gyroscope.layers.layer import layers
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3))
-    >>> [(i, type(module).__name__) for i, module in _normalizers(net, layers(net))]
+    >>> [(i, type(module).__name__) for i, module in _normalizers(net, layers(net), layer_modules(net))]
     [(0, 'BatchNorm2d')]
-    >>> _normalizers(net, layers(net)[1:])
+    >>> _normalizers(net, layers(net)[1:], layer_modules(net))
     []
     """
     own = {id(layer.module): i for i, layer in enumerate(layers)}
-    others = {id(layer.module) for layer in find_layers(model)} - set(own)
+    others = modules - set(own)
     found: list[tuple[int, nn.Module]] = []
     last: int | None = 0
     for module in model.modules():
@@ -392,6 +400,7 @@ class Detail:
         layers: Sequence[Layer],
         optimizer: Optimizer,
         *,
+        modules: set[int],
         activations: bool,
         spread: bool,
         threshold: float,
@@ -413,7 +422,7 @@ class Detail:
         # Outputs are those of the whole model: the optimizer of its last layer looks at them.
         self.outputs = outs.OutputProbe(model) if self.probe is not None and ends else None
         self.fresh = Fresh(layers, optimizer)
-        self.normalizers = _normalizers(model, layers) if layers else []
+        self.normalizers = _normalizers(model, layers, modules) if layers else []
         self._count = len(layers)
         self.listens = self.attached = False
 

@@ -27,7 +27,7 @@ from gyroscope.layers.layer import Layer
 from gyroscope.monitor import clock
 from gyroscope.monitor.adapters import AdaptedDetail
 from gyroscope.monitor.clock import Cost, Pace, Stopwatch
-from gyroscope.monitor.detail import Detail
+from gyroscope.monitor.detail import Detail, layer_modules
 from gyroscope.monitor.recorder import About, Chronicle, Recorder
 from gyroscope.monitor.reference import Reference, frozen_like
 from gyroscope.monitor.replicas import Replicas
@@ -147,6 +147,7 @@ class Monitor:
         self._chronicle = Chronicle(about, step=step, own_reference=reference is not None)
         try:
             moves = any({"pp", "vp"} & one.needs for one in about.quantities)
+            modules = layer_modules(model)
             with plainly():
                 for members, its_optimizer in zip(about.members if self._active else (), optimizers, strict=False):
                     its = [layers[i] for i in members]
@@ -155,8 +156,9 @@ class Monitor:
                     held = Reference.take(weights, start, about.held, frozen=frozen_like(weights, start))
                     self._tracks.append(Track(its, its_optimizer, held, moves=moves))
                     detail = AdaptedDetail(
-                        model, its, its_optimizer, activations=activations, spread=neurons, threshold=threshold,
-                        conditioning=conditioning, shared=about.shared, ends=len(layers) - 1 in members,
+                        model, its, its_optimizer, modules=modules, activations=activations, spread=neurons,
+                        threshold=threshold, conditioning=conditioning, shared=about.shared,
+                        ends=len(layers) - 1 in members,
                     )  # fmt: skip
                     self._details.append(detail)
                 self._chronicle.prepare(self._tracks, self._details, pace.clock)
@@ -312,15 +314,9 @@ class Monitor:
         if self.error is not None:
             said = str(self.error) or type(self.error).__name__
             raise StoreError(f"Recording of {self.path} has stopped, and everything after that is lost: {said}")
-        if self._chronicle.dropped:
-            raise StoreError(
-                f"{self.path} stays as it is, because no step was taken. Logged values and notes that were dropped: "
-                f"{self._chronicle.dropped}."
-            )
-        if self._chronicle.waits:
-            raise StoreError(
-                f"{self.path} is resumed at the first step. Logged values wait until then; flush after that step."
-            )
+        unwritten = self._chronicle.unwritten()
+        if unwritten is not None:
+            raise StoreError(unwritten)
 
     def close(self, *, interrupted: bool = False) -> None:
         """Record the last step, remove all hooks and finish the run; its state is "ended" unless `interrupted`."""
@@ -395,12 +391,13 @@ class Monitor:
             return
         check_state(state, self.layers, [info.shape for info in self._table], len(self._tracks))
         saved = Saved(state["reference"], state["squares"], state.get("samples", {}), state.get("frozen", ()))
+        stepped = self._chronicle.stepped
         with plainly():
             references = [saved.hold(track, self._held) for track in self._tracks]
             for track, held, taken in zip(self._tracks, references, state["steps"], strict=True):
                 track.exchange(held)
                 track.start(int(taken))
-        self._chronicle.restart()
+        self._chronicle.restart(stepped=stepped)
         self._safely(self._loop.arm)
 
     @property

@@ -373,7 +373,6 @@ class Chronicle:
         recorder: writes the run; None on ranks that do not, and before an existing run is opened again.
         begun: True once the run has begun.
         loaded: True if the tracks' steps and references come from a loaded state.
-        dropped: the number of logged values and notes that were dropped, because no step was taken.
     """
 
     def __init__(self, about: About, *, step: int | None, own_reference: bool) -> None:
@@ -381,8 +380,9 @@ class Chronicle:
         self.recorder: Recorder | None = None
         self.begun = False
         self.loaded = False
-        self.dropped = 0
+        self._dropped = 0  # logged values and notes for which there was no step
         self._restarted = False
+        self._began_at: list[int] = []  # the steps of the tracks
         self._step_given, self._own_reference = step, own_reference
         self._waiting: list[Numbers | Event] = []
         self._existing: Existing | None = None
@@ -443,6 +443,7 @@ class Chronicle:
                 track.exchange(start.adopt.hold(track, self.about.held))
             if not self.loaded:
                 track.start(start.step)
+        self._began_at = [track.taken for track in self._tracks]
         saved = Saved.of(self._tracks) if start.new_reference else None
         if self.about.writes:
             self._write(start, saved)
@@ -453,15 +454,23 @@ class Chronicle:
             own_reference=self._own_reference, shared=self.about.shared,
         )  # fmt: skip
 
-    def restart(self) -> None:
-        """Start a new attempt after a state was loaded; later records are kept, but no longer shown."""
+    @property
+    def stepped(self) -> bool:
+        """True if a step was taken since the run began."""
+        return self.begun and [track.taken for track in self._tracks] != self._began_at
+
+    def restart(self, *, stepped: bool) -> None:
+        """Start a new attempt after a state was loaded; later records are kept, but no longer shown.
+
+        Unless a training has `stepped` before, an earlier run stays as it is until the next step.
+        """
         if not self.loaded and not self.begun:
             self._place()
         self.loaded = True
         if self.begun and self.recorder is not None:
             self.recorder.close()
             self._existing, self.recorder = Existing.at(self.about.path, self.about.layers), None
-        self._restarted, self.begun = self._restarted or self.begun, False
+        self._restarted, self.begun = self._restarted or stepped, False
 
     def measured(self, part: int, measured: Measured, detail: dict[str, Any]) -> bool:
         """Pass a measurement to the recorder; return False if the queue is full."""
@@ -500,8 +509,6 @@ class Chronicle:
             (changes,) = agreed((self._existing is None or self._restarted or self._logged > 0,), self.about.shared)
             if changes:
                 self.open()
-                if not self.begun and self.about.writes:
-                    _LOG.warning("%s stays as it is: no step was taken. What was logged is dropped.", self.about.path)
         self.record()
 
     def open(self) -> None:
@@ -585,7 +592,9 @@ class Chronicle:
             self.recorder.close(interrupted=interrupted)
         elif self._existing is not None:
             self._existing.lock.release()
-        self.dropped += self._logged
+        if self._logged:
+            _LOG.warning("%s stays as it is: no step was taken. What was logged is dropped.", self.about.path)
+        self._dropped += self._logged
         self._waiting = []
 
     def discard(self) -> None:
@@ -600,10 +609,15 @@ class Chronicle:
             for folder in self._new_folders:
                 folder.rmdir()
 
-    @property
-    def waits(self) -> bool:
-        """True if numbers or events wait for the run to begin."""
-        return bool(self._waiting)
+    def unwritten(self) -> str | None:
+        """Return what of the logged values is not on its way to the disk, and why."""
+        path = self.about.path
+        if self._dropped:
+            return (
+                f"{path} stays as it is, because no step was taken after it was opened or a state was loaded. "
+                f"Logged values and notes that were dropped: {self._dropped}."
+            )
+        return f"Logged values are written to {path} with the first step. Flush after it." if self._waiting else None
 
     def drain(self) -> None:
         """Pass on what still waits for the beginning, if the run is open."""
