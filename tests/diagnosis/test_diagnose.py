@@ -310,7 +310,8 @@ def test_a_long_first_step_waits_for_the_loss_to_halve_as_long_as_the_training_t
 def test_a_resumed_run_has_every_loss_once_and_in_order(tmp_path):
     train(tmp_path / "run", lr=0.01, steps=30)
     with gyroscope.load(tmp_path / "run") as run:
-        layers, steps = run.layers, run.scalars["loss"].steps.tolist()
+        layers = [LayerInfo(name, "linear", (8, 8)) for name in run.layers]
+        steps = run.scalars["loss"].steps.tolist()
     live = Live(layers, {}, resumes=tmp_path / "run")
     for step in range(21, 41):  # the first measured row of this attempt is that of step 25
         live.heard(step, {"loss": 1.0})
