@@ -137,6 +137,15 @@ def test_the_front_pages_count_the_accuracies_that_agree_with_the_papers_as_the_
         assert f"{first} cases on CIFAR-10, and in {second} on CIFAR-100" in words
 
 
+@pytest.mark.parametrize("task", ["c10-cnn1", "c100-resnet"])
+def test_the_paper_s_number_of_an_adaptive_method_under_layca_is_compared_once(task):
+    page = (ROOT / "docs" / "results.md").read_text()
+    table = page.partition(f"<!-- {task} -->")[2].partition(f"<!-- end {task} -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line[:1] == "|"]
+    compared = [name for name, _, paper, *_ in rows[2:] if paper and "-Layca " in name]
+    assert compared == {"c10-cnn1": ["RMSprop-Layca 3^-3"], "c100-resnet": ["Adam-Layca 3^-5"]}[task]
+
+
 def test_every_kind_of_finding_has_its_section_and_its_picture_exists():
     page = (ROOT / "docs" / "diagnosis.md").read_text()
     sections = {
