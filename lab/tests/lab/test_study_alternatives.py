@@ -131,6 +131,21 @@ def test_verdicts_turn_with_their_numbers(tmp_path):
     assert [one.holds for one in worse.verdicts[4:7]] == [None] * 3  # LastBN gains nothing to compare with
 
 
+def test_a_constant_that_may_serve_all_depths_by_chance_leaves_it_undecided_whether_it_has_to_be_tuned(tmp_path):
+    """Constants of 4 and 8 are the best in turn, and as good but for what seeds differ by."""
+
+    def shaken(trial):
+        plain = made(tmp_path, lambda variant, depth: by_depth(variant, depth, best=OTHER)).make(trial)
+        variant = trial.task.name.partition(", ")[2]
+        factor = {divided(4.0): (1.5, 0.7, 0.9), divided(8.0): (0.7, 1.5, 0.9)}.get(variant, (1.0, 1.0, 1.0))
+        return replace(plain, loss=[loss * factor[trial.seed - 1] for loss in plain.loss])
+
+    report = STUDY.run(MadeLab(Archive(tmp_path), "small", make=shaken))
+    tuned = report.verdicts[3]
+    assert tuned.says == "the constant has to be tuned for each depth"
+    assert tuned.holds is None
+
+
 def test_at_full_scale_bjorcks_network_has_the_papers_schedule_and_the_others_six_epochs(tmp_path):
     lab = MadeLab(Archive(tmp_path), "full")
     epochs = {(one.task.model, SINGLE in one.task.name): one.schedule.epochs for one in trials(lab)}

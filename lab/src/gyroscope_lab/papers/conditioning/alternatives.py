@@ -25,8 +25,8 @@ import numpy as np
 from gyroscope.diagnosis import MARGIN
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import LEARNED, Cell, cells, some
+from gyroscope_lab.papers.chance import estimate, gain, reproduced
 from gyroscope_lab.papers.conditioning.by_depth import SGD, Network, of_network
-from gyroscope_lab.papers.dynamics.measurements import Gain, gain, reproduced
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.trial import Trial
@@ -237,19 +237,20 @@ def _of_inputs(found: Sequence[Named], plan: Plan) -> list[Verdict]:
             Verdict(
                 f"{depth} layers: dividing the input of the last layer by a constant benefits the training",
                 "it also benefits the training",
-                f"mean loss {_factor(better)} with the best constant, {best.removeprefix('divided by ')}",
+                f"mean loss {better.as_factor} with the best constant, {best.removeprefix('divided by ')}",
                 better.above,
                 over=_at(depth),
             )
         )
     verdicts.append(_tuned(by_depth, plan))
     for depth, its in by_depth.items():
-        last, pool = (gain(its[PLAIN].logs, its[name].logs) for name in (LAST, POOL))
+        last, pool = (np.subtract(its[PLAIN].logs, its[name].logs) for name in (LAST, POOL))
         verdicts.append(
             Verdict(
                 f"{depth} layers: batch normalization before the average has similar effects as before the last layer",
                 "similar effects",
-                f"mean loss {_factor(pool)} before the average, {_factor(last)} before the last layer",
+                f"mean loss {estimate(pool).as_factor} before the average, {estimate(last).as_factor} before the last "
+                "layer",
                 reproduced(last, pool, share=_SHARE),
                 over=_at(depth),
             )
@@ -262,27 +263,27 @@ def _at(depth: int) -> Callable[[Trial], bool]:
 
 
 def _tuned(by_depth: dict[int, dict[str, Named]], plan: Plan) -> Verdict:
-    """The verdict on whether one constant serves all depths: none of them is better at any depth, but by chance."""
+    """The verdict on whether one constant serves all depths.
+
+    True if each constant is worse than another at some depth, above chance. False if one is the best at all depths.
+    """
     names = list(map(divided, plan.divisors))
-    served, told = [], []
+    bests, served, told = [], [], []
     for depth, its in by_depth.items():
         best = min(names, key=lambda name: its[name].mean)
+        bests.append(best)
         served.append({name for name in names if not gain(its[name].logs, its[best].logs).above})
         constants = ", ".join(name.removeprefix("divided by ") for name in names if name in served[-1])
         told.append(f"{depth} layers: {constants}")
     enough = len(served) == len(plan.depths) and len(plan.seeds) > 1
+    none, same = enough and not set.intersection(*served), enough and len(set(bests)) == 1
     return Verdict(
         "the constant has to be tuned for each depth",
         "finely tuned on networks with different depths",
-        "the best constant and those that are as good within two standard errors: " + "; ".join(told),
-        not set.intersection(*served) if enough else None,
+        "the best constant and those that may be as good by chance: " + "; ".join(told),
+        True if none else False if same else None,
         over=lambda trial: SINGLE not in trial.task.name,
     )
-
-
-def _factor(better: Gain) -> str:
-    span = "" if better.error is None else f" (a factor of {exp(2 * better.error):.2f} is two standard errors)"
-    return f"{exp(abs(better.mean)):.3g} times {'lower' if better.mean >= 0 else 'higher'}{span}"
 
 
 def _of_single(found: Sequence[Named], plan: Plan) -> list[Verdict]:

@@ -22,7 +22,8 @@ from torch.optim import Optimizer, RMSprop
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import pixels
-from gyroscope_lab.papers.dynamics.measurements import Arm, best, followed, gain, kept, training_of
+from gyroscope_lab.papers.chance import gain
+from gyroscope_lab.papers.dynamics.measurements import Arm, best, followed, kept, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import OPTIMIZERS, Recipe, register
 from gyroscope_lab.training.schedule import Schedule

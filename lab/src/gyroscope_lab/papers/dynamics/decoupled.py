@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from gyroscope_lab import models
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.chance import gain
 from gyroscope_lab.papers.dynamics.measurements import kept, split_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -312,17 +312,14 @@ def again(lab: Lab, chosen: Cell) -> Cell:
 
 
 def _better(l2: Cell, decay: Cell, without: Cell) -> Verdict:
-    pairs = zip(decay.results, l2.results, strict=True)
-    gains = np.array([100 * (one.test_accuracy - other.test_accuracy) for one, other in pairs])
-    noise = 2 * float(gains.std(ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else inf
-    gain = float(gains.mean())
-    sure = f"two standard errors are {noise:.2f}, {len(gains)} seeds" if noise < inf else "one seed"
+    better = gain(*([100 * result.test_accuracy for result in cell.results] for cell in (decay, l2)))
+    seeds = len(decay.results)
     return Verdict(
         "with Adam, decay can work significantly better than L2",
         "significantly better",
-        f"{decay.test:.2f} % ({decay.recipe.name}) against {l2.test:.2f} % ({l2.recipe.name}): {gain:+.2f} points, "
-        f"{sure}; {without.test:.2f} % with neither",
-        gain > 0 if abs(gain) > noise else None,
+        f"{decay.test:.2f} % ({decay.recipe.name}) against {l2.test:.2f} % ({l2.recipe.name}): {better.told} points, "
+        f"{seeds} {'seed' if seeds == 1 else 'seeds'}; {without.test:.2f} % with neither",
+        better.above,
     )
 
 

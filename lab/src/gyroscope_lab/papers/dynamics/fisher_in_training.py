@@ -38,7 +38,8 @@ from torch.optim import Optimizer
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import pixels
-from gyroscope_lab.papers.dynamics.measurements import Gain, followed, gain, kept, mean_curve, training_of
+from gyroscope_lab.papers.chance import gain
+from gyroscope_lab.papers.dynamics.measurements import followed, kept, mean_curve, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
@@ -408,13 +409,8 @@ def _better(says: str, paper: str, one: Arm, other: Arm, measure: Measure) -> Ve
     if not np.isfinite(logs).all():
         return Verdict(says, paper, "a training diverges at every rate", None)
     ahead = gain(logs[1], logs[0])
-    return Verdict(says, paper, f"{one.loss(measure):.3g} against {other.loss(measure):.3g}: {_factor(ahead)}",
+    return Verdict(says, paper, f"{one.loss(measure):.3g} against {other.loss(measure):.3g}: {ahead.as_factor}",
                    ahead.above)  # fmt: skip
-
-
-def _factor(ahead: Gain) -> str:
-    span = "" if ahead.error is None else f" (a factor of {exp(2 * ahead.error):.2f} is two standard errors)"
-    return f"{exp(abs(ahead.mean)):.3g} times {'lower' if ahead.mean >= 0 else 'higher'}{span}"
 
 
 def _figure(best: dict[Measure, dict[Key, Arm]]) -> Figure:

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import examples
+from gyroscope_lab.papers.chance import gain
 from gyroscope_lab.papers.dynamics.layer_norm import LayerNorm, with_norms
-from gyroscope_lab.papers.dynamics.measurements import Perceptron, dtype_of, followed, gain, kept, split_of, training_of
+from gyroscope_lab.papers.dynamics.measurements import Perceptron, dtype_of, followed, kept, split_of, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule

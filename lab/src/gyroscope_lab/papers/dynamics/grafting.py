@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, log
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from gyroscope.control import Graft
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.chance import Estimate, estimate, gain, reproduced
 from gyroscope_lab.papers.dynamics.measurements import kept, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe, register
@@ -126,10 +127,9 @@ class Curves:
         """The mean of |ln a − ln b| over measurements and seeds, each at the best rate of its lengths' optimizer."""
         return float(np.abs(self.logs(one) - self.logs(other)).mean())
 
-    def gap(self, worse: str, better: str) -> tuple[float, float]:
-        """ln(a/b) of the final losses, each method at its own best rate: the mean over seeds and its error."""
-        ends = self.logs(worse, self.best(worse))[:, -1] - self.logs(better, self.best(better))[:, -1]
-        return float(ends.mean()), float(ends.std(ddof=1) / len(ends) ** 0.5) if len(ends) > 1 else inf
+    def last(self, method: str) -> npt.NDArray[np.float64]:
+        """ln of the final losses at the method's own best rate, seed by seed."""
+        return self.logs(method, self.best(method))[:, -1]
 
 
 def make(lengths: str, directions: str, over: str, model: nn.Module, rate: float) -> Optimizer:
@@ -215,15 +215,13 @@ def curves(lab: Lab, network: str) -> Curves:
     return Curves({method: plan.rates[of] for method, (of, _, _) in METHODS.items()}, losses, plan.every)
 
 
-def closed(found: Curves, graft: str) -> tuple[float, float, float]:
-    """The gap ln(worse/better) of the two optimizers, its error, and the share of it that a graft closes.
+def closed(found: Curves, graft: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The gap ln(worse/better) of the two optimizers, seed by seed, and how much of it a graft closes.
 
-    Every method is at its own best rate. The share is 1 if the graft ends at the loss of the better optimizer.
+    Every method is at its own best rate. A graft that ends at the loss of the better optimizer closes all of it.
     """
-    ends = {name: log(float(found.end(name).min())) for name in ("SGD", "Adam", graft)}
-    worse, better = ("SGD", "Adam") if ends["SGD"] >= ends["Adam"] else ("Adam", "SGD")
-    gap, error = found.gap(worse, better)
-    return gap, error, (ends[worse] - ends[graft]) / (ends[worse] - ends[better]) if gap else 0.0
+    worse, better = ("SGD", "Adam") if found.end("SGD").min() >= found.end("Adam").min() else ("Adam", "SGD")
+    return found.last(worse) - found.last(better), found.last(worse) - found.last(graft)
 
 
 _LAYERWISE, _REVERSED = "Adam's lengths, SGD's directions", "SGD's lengths, Adam's directions"
@@ -285,32 +283,33 @@ def _ends(network: str, its: Curves) -> Table:
 def _verdicts(network: str, its: Curves) -> list[Verdict]:
     better = "Adam" if its.end("Adam").min() <= its.end("SGD").min() else "SGD"
     graft = _LAYERWISE if better == "Adam" else _REVERSED
-    gap, error, share = closed(its, graft)
-    over = closed(its, _GLOBAL[graft])[2]
-    told = "the gap is closed on a variety of benchmarks"
-    more, noise = its.gap(_GLOBAL[graft], graft)
-    apart, both = f"{gap:.2f} nats{_sure(error)}", f"{100 * share:.0f} % of the gap, {100 * over:.0f} % with one length"
-    no_gap = gap <= 2 * error if np.isfinite(error) else gap < _ALIKE
+    (whole, part), (_, over) = closed(its, graft), closed(its, _GLOBAL[graft])
+    gap, more = estimate(whole), gain(its.last(_GLOBAL[graft]), its.last(graft))
+    apart = f"{gap.mean:.2f} nats{_sure(gap)}"
+    what, both = f"no clear gap: {apart}", ""
+    if gap.above:
+        share, with_one = (100 * one.mean() / gap.mean for one in (part, over))
+        what, both = f"{share:.0f} % of {apart}", f"{share:.0f} % of the gap, {with_one:.0f} % with one length: "
     return [
         _like(network, its, _LAYERWISE, of="Adam", other="SGD"),
         _like(network, its, _REVERSED, of="SGD", other="Adam"),
         Verdict(
             f"{network}: the layer lengths of {better}, which trains better, close the gap between the two",
-            told,
-            f"no clear gap: {apart}" if no_gap else f"{100 * share:.0f} % of {apart}",
-            None if no_gap else share >= _CLOSED,
+            "the gap is closed on a variety of benchmarks",
+            what,
+            reproduced(whole, part, share=_CLOSED),
         ),
         Verdict(
             f"{network}: the lengths of layers are needed; one length for all of them closes less of the gap",
             "layerwise rescaling is what is important",
-            f"{'' if no_gap else both + ': '}{more:+.2f} nats{_sure(noise)} layer by layer",
-            None if no_gap or abs(more) <= 2 * noise else more > 0,
+            f"{both}{more.mean:+.2f} nats{_sure(more)} layer by layer",
+            more.above if gap.above else None,
         ),
-    ]  # fmt: skip
+    ]
 
 
-def _sure(error: float) -> str:
-    return f" ± {error:.2f}" if np.isfinite(error) else ", one seed"
+def _sure(one: Estimate) -> str:
+    return ", one seed" if one.error is None else f" ± {one.error:.2f}"
 
 
 def _like(network: str, its: Curves, graft: str, *, of: str, other: str) -> Verdict:

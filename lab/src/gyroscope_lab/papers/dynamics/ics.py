@@ -33,6 +33,7 @@ from gyroscope.theory.reparameterize import between
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import examples
+from gyroscope_lab.papers.chance import gain
 from gyroscope_lab.papers.dynamics.measurements import (
     Arm,
     Perceptron,
@@ -40,7 +41,6 @@ from gyroscope_lab.papers.dynamics.measurements import (
     device_of,
     dtype_of,
     followed,
-    gain,
     kept,
     split_of,
     training_of,

@@ -20,15 +20,14 @@ from torch import Tensor, nn
 from gyroscope.theory import knock_out
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.chance import Estimate, all_exceed, gain
 from gyroscope_lab.papers.dynamics.measurements import (
     Arm,
-    Gain,
     Perceptron,
     best,
     device_of,
     dtype_of,
     followed,
-    gain,
     kept,
     training_of,
 )
@@ -77,7 +76,7 @@ def verdicts(arms: Sequence[Arm], bound: float) -> tuple[Verdict, ...]:
             f"means move by {noisy.mean('drift'):.2f} standard deviations from batch to batch, "
             f"{normal.mean('drift'):.2f} without noise ({more.told}) and {plain.mean('drift'):.2f} without batch "
             f"normalization ({near.told} compared with half of that)",
-            _both(more.above, near.above),
+            all_exceed((more, near)),
         ),
         Verdict(
             "batch normalization speeds up training",
@@ -111,7 +110,7 @@ def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, plain: Arm, bound: fl
     return Verdict(says, told, here, None if above is None else not above)
 
 
-def _taken(noisy: Arm, normal: Arm, plain: Arm) -> Gain:
+def _taken(noisy: Arm, normal: Arm, plain: Arm) -> Estimate:
     """Return the share of the gain of batch normalization that noise takes; NaN unless that gain is above chance.
 
     The share is a ratio of means over seeds, E c / E g with c the loss by noise and g the gain. It exceeds a bound b if
@@ -119,13 +118,8 @@ def _taken(noisy: Arm, normal: Arm, plain: Arm) -> Gain:
     """
     gains, losses = plain.areas - normal.areas, noisy.areas - normal.areas
     if not (gain(plain.logs, normal.logs).above and gains.mean() > 0):
-        return Gain(nan, None)
+        return Estimate(nan, None, 0)
     return gain(losses / gains.mean(), _SHARE * (gains / gains.mean() - 1))
-
-
-def _both(one: bool | None, other: bool | None) -> bool | None:
-    """Return whether both hold; None if that is undecided."""
-    return False if False in (one, other) else None if None in (one, other) else True
 
 
 def _figure(arms: Sequence[Arm]) -> Any:

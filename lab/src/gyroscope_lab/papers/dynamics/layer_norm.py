@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from math import exp, log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 from gyroscope.conditioning import outliers
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.chance import all_exceed, gain
 from gyroscope_lab.papers.dynamics.ics import centered_at
-from gyroscope_lab.papers.dynamics.measurements import Perceptron, dtype_of, followed, gain, kept, split_of, training_of
+from gyroscope_lab.papers.dynamics.measurements import Perceptron, dtype_of, followed, kept, split_of, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
@@ -172,14 +174,11 @@ def report(runs: Sequence[dict[str, Any]]) -> Report:
 def _verdict(runs: Sequence[dict[str, Any]], says: str, paper: str, words: str, names: tuple[str, str]) -> Verdict:
     """The verdict on whether the first eigenvalue is larger than the second, before and after training."""
     logs = {name: [[float(np.log(run[when][name])) for run in runs] for when in _WHEN] for name in names}
-    factors = [float(np.exp(gain(*pair).mean)) for pair in zip(logs[names[0]], logs[names[1]], strict=True)]
-    # A difference must be more than a tenth, beyond chance.
-    sure = [
-        gain(first, [value + float(np.log(_APART)) for value in second]).above
-        for first, second in zip(logs[names[0]], logs[names[1]], strict=True)
-    ]
+    gains = [gain(*pair) for pair in zip(logs[names[0]], logs[names[1]], strict=True)]
+    factors = [exp(one.mean) for one in gains]
     here = f"{words} {factors[0]:.2f} times smaller at the start, {factors[1]:.2f} at the end"
-    return Verdict(says, paper, here, True if all(sure) else False if False in sure else None)
+    # A difference must be more than a tenth, beyond chance.
+    return Verdict(says, paper, here, all_exceed(gains, log(_APART)))
 
 
 def _figure(runs: Sequence[dict[str, Any]]) -> Figure:

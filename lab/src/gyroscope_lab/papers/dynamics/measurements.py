@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from math import exp, nan, sqrt
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -266,64 +266,3 @@ class Arm:
 def best(arms: Iterable[Arm]) -> Arm:
     """Return the arm with the lowest mean loss."""
     return min(arms, key=lambda arm: arm.area)
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A mean difference, and its standard error over seeds; None for one seed.
-
-    >>> Gain(1.0, 0.25).told, Gain(1.0, 0.25).above, Gain(-1.0, 0.25).above, Gain(0.4, 0.25).above
-    ('+1.00 ± 0.25', True, False, None)
-    >>> Gain(1.0, 0.25).exceeds(0.4), Gain(1.0, 0.25).exceeds(0.6), Gain(0.0, 0.5).as_ratio
-    (True, None, '1.00 times as high (× 2.72 at two standard errors)')
-    """
-
-    mean: float
-    error: float | None
-
-    @property
-    def told(self) -> str:
-        """The difference as text."""
-        return f"{self.mean:+.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
-
-    @property
-    def as_ratio(self) -> str:
-        """A difference of logarithms as a factor, and two standard errors of it, as text."""
-        span = "" if self.error is None else f" (× {exp(2 * self.error):.2f} at two standard errors)"
-        return f"{exp(self.mean):.2f} times as high{span}"
-
-    @property
-    def above(self) -> bool | None:
-        """True if it is above zero; None within two standard errors, for one seed, and where one diverged."""
-        return self.exceeds(0.0)
-
-    def exceeds(self, bound: float) -> bool | None:
-        """Return whether it is above `bound`; None within two standard errors, for one seed, and where one diverged."""
-        sure = self.error is not None and abs(self.mean - bound) > 2 * self.error
-        return self.mean > bound if sure else None
-
-
-def gain(these: Sequence[float] | npt.NDArray[np.float64], those: Sequence[float] | npt.NDArray[np.float64]) -> Gain:
-    """The difference of `these` and `those`, seed by seed.
-
-    >>> gain([2.0, 4.0], [1.0, 1.0])
-    Gain(mean=2.0, error=1.0)
-    """
-    differences = np.array(these) - np.array(those)
-    error = float(differences.std(ddof=1) / sqrt(len(differences))) if len(differences) > 1 else None
-    return Gain(float(differences.mean()), error)
-
-
-def reproduced(whole: Gain, part: Gain, *, share: float) -> bool | None:
-    """Return whether another cause gives at least a share of a gain; None if either may be chance.
-
-    >>> reproduced(Gain(1.0, 0.1), Gain(0.9, 0.1), share=0.5), reproduced(Gain(1.0, 0.1), Gain(0.1, 0.1), share=0.5)
-    (True, False)
-    >>> reproduced(Gain(1.0, 0.1), Gain(0.9, 0.5), share=0.5) is None
-    True
-    """
-    if not whole.above or part.error is None:
-        return None
-    if part.above and part.mean >= share * whole.mean:
-        return True
-    return False if part.mean + 2 * part.error < share * whole.mean else None

@@ -28,14 +28,8 @@ from gyroscope.layers import layers
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.measurements import (
-    Arm,
-    followed,
-    gain,
-    kept,
-    reproduced,
-    training_of,
-)
+from gyroscope_lab.papers.chance import all_exceed, estimate, gain, reproduced
+from gyroscope_lab.papers.dynamics.measurements import Arm, followed, kept, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
@@ -101,8 +95,10 @@ def first_cut(schedule: Schedule) -> int:
 def _verdicts(rule: str, by: dict[str, Arm], cut: int) -> list[Verdict]:
     none, normalized, copied = by["none"], by["normalized"], by["copied"]
     decay, last, whole, again = (
-        gain(by[kind].all("test"), none.all("test")) for kind in ("normalized", "last", "all", "copied")
+        np.subtract(by[kind].all("test"), none.all("test")) for kind in ("normalized", "last", "all", "copied")
     )
+    # Most of a gain, and more than that of the last layer; nothing can be said of a gain that may be chance.
+    theirs = all_exceed((gain(decay, _MOST * whole), gain(decay, last))) if estimate(whole).above else None
     times = float(effective(normalized)[cut] / effective(none)[cut])
     apart = [float(np.abs(np.log(arm.loss / normalized.loss)).mean()) for arm in (copied, none)]
     off = float(np.abs(np.log(effective(copied)[1:] / effective(normalized)[1:])).max())
@@ -116,14 +112,15 @@ def _verdicts(rule: str, by: dict[str, Arm], cut: int) -> list[Verdict]:
         Verdict(
             f"{rule}: weight decay raises test accuracy",
             "improves generalization",
-            f"{whole.told} points with decay of all layers",
-            whole.above,
+            f"{estimate(whole).told} points with decay of all layers",
+            estimate(whole).above,
         ),
         Verdict(
             f"{rule}: the gain comes from normalized layers, whose size does not matter",
             "most of the gain is theirs",
-            f"{decay.told} points with decay of these only, {last.told} of the last, {whole.told} of all",
-            None if decay.above is None else decay.mean > max(last.mean, _MOST * whole.mean),
+            f"{estimate(decay).told} points with decay of these only, {estimate(last).told} of the last, "
+            f"{estimate(whole).told} of all",
+            theirs,
         ),
         Verdict(
             f"{rule}: with the effective learning rates of decay, a run without decay trains alike",
@@ -135,7 +132,7 @@ def _verdicts(rule: str, by: dict[str, Arm], cut: int) -> list[Verdict]:
         Verdict(
             f"{rule}: with the effective learning rates of decay, a run without decay has the same gain",
             "all that it does",
-            f"{again.told} of {decay.told} points",
+            f"{estimate(again).told} of {estimate(decay).told} points",
             reproduced(decay, again, share=_MOST),
         ),
     ]

@@ -38,14 +38,8 @@ from gyroscope.layers import layers
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.measurements import (
-    followed,
-    gain,
-    kept,
-    mean_curve,
-    reproduced,
-    training_of,
-)
+from gyroscope_lab.papers.chance import gain, reproduced
+from gyroscope_lab.papers.dynamics.measurements import followed, kept, mean_curve, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe, register
 from gyroscope_lab.training.schedule import Schedule
@@ -179,7 +173,7 @@ def verdicts(name: str, arms: Sequence[Arm]) -> tuple[Verdict, ...]:
             f"{name}: the gain comes from the damping: constant norms without decay gain as much",
             "the explanation of mechanism 2",
             f"{alone.told} of {gains.told} points",
-            reproduced(gains, alone, share=_HALF),
+            reproduced(*(np.subtract(arm.tests, none.tests) for arm in (decay, held)), share=_HALF),
         ),
     )
 

@@ -21,13 +21,8 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 from gyroscope.theory import estimated_jacobian_norm, gauss_newton_norm
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.measurements import (
-    device_of,
-    followed,
-    gain,
-    kept,
-    training_of,
-)
+from gyroscope_lab.papers.chance import gain
+from gyroscope_lab.papers.dynamics.measurements import device_of, followed, kept, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule

@@ -18,7 +18,8 @@ from torch import nn
 
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.dynamics.measurements import Arm, Perceptron, best, followed, gain, kept, training_of
+from gyroscope_lab.papers.chance import gain
+from gyroscope_lab.papers.dynamics.measurements import Arm, Perceptron, best, followed, kept, training_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, no_trials
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
