@@ -13,7 +13,9 @@ from gyroscope_lab.papers.rotation.one_layer import (
     PLANS,
     STUDIES,
     Outcome,
-    _all_above,
+    _as_told,
+    _course,
+    _verdicts,
     feedback,
     figure1,
     follow,
@@ -184,11 +186,27 @@ def test_a_report_is_saved_whole(lab, reports, study, tmp_path):
     assert written == {"figure.png", "figure.svg", "README.md", "result.json"}
 
 
-def test_a_loss_within_the_noise_is_no_verdict():
-    noise = np.array([0.5, 0.5])
-    assert _all_above(np.array([1.0, 0.1]), noise) is True
-    assert _all_above(np.array([1.0, -0.9]), noise) is None
-    assert _all_above(np.array([1.0, -1.1]), noise) is False
+@pytest.mark.parametrize(
+    ("gains", "holds"), [((4.0, 4.0), True), ((4.0, 0.0), None), ((4.0, -0.5), None), ((4.0, -4.0), False)]
+)
+@pytest.mark.usefixtures("reports")
+def test_every_layer_gains_only_if_each_does_beyond_chance_on_the_same_examples(lab, gains, holds):
+    """Repetitions differ by tens of points, and their gains by a point."""
+    rng = np.random.default_rng(0)
+    test = rng.normal(60.0, 20.0, (10, 2))
+    glorot = Outcome(test, np.full((10, 2), 100.0))
+    orthogonal = Outcome(test + np.array(gains) + rng.normal(0.0, 1.0, (10, 2)), np.full((10, 2), 100.0))
+    of_all = _verdicts(glorot, orthogonal, _course(lab))[1]
+    assert of_all.says == "orthogonal initialization raises the test accuracy of every layer"
+    assert of_all.holds is holds
+
+
+@pytest.mark.parametrize(("off", "spread", "holds"), [(0.1, 0.5, True), (0.1, 3.0, None), (2.5, 0.5, False)])
+def test_accuracies_are_the_papers_only_if_chance_does_not_reach_a_point(tmp_path, off, spread, holds):
+    sides = spread * np.linspace(-1.5, 1.5, 10)[:, None]
+    found = Outcome(np.array(FIGURE1) + off + sides, np.full((10, 10), 100.0))
+    [verdict] = _as_told(Lab(Archive(tmp_path), "full"), found)
+    assert verdict.holds is holds
 
 
 # A report at full scale, of made-up results

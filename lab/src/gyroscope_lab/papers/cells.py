@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
-from operator import attrgetter
-from statistics import NormalDist
+from math import inf, sqrt
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -19,6 +16,7 @@ from gyroscope_lab.data.digits import PER_CLASS
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.chance import Estimate, all_exceed, estimate
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.task import Task
@@ -28,8 +26,6 @@ T = TypeVar("T")
 #: A network has learned its training set from this training accuracy on, as in the rotation paper: its figure 9 leaves
 #: out networks below 90 %. A stricter threshold of a study has a name of its own (`FITS` of the rule of thumb, 99 %).
 LEARNED = 0.90
-#: The number of standard errors up to which a difference may be chance.
-APART = 2.0
 # All digits, of which those that are not trained on are tested on, and the published test examples of the others.
 _DIGITS, _DIGIT_CLASSES = 1_797, 10
 _TESTED = {"mnist": 10_000, "cifar-10": 10_000, "cifar-100": 10_000, "tiny-imagenet": 10_000, "imagenet": 50_000}
@@ -38,6 +34,12 @@ _TESTED = {"mnist": 10_000, "cifar-10": 10_000, "cifar-100": 10_000, "tiny-image
 @dataclass(frozen=True)
 class Cell:
     """A task, a recipe, and the results of its seeds.
+
+    Attributes:
+        task: the task.
+        recipe: the recipe.
+        results: the results, one per seed.
+        seeds: the seeds in the same order; none where they do not matter.
 
     >>> from gyroscope_lab.training.tasks import task
     >>> result = Result(1.0, 0.884, loss=[0.1], layers=["a", "b"], rotation=[[0.0, 0.0], [0.2, 0.4]])
@@ -49,6 +51,16 @@ class Cell:
     task: Task
     recipe: Recipe
     results: tuple[Result, ...]
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def by_seed(self) -> dict[int, Result]:
+        """The results by seed."""
+        return dict(zip(self.seeds, self.results, strict=True))
+
+    def over_seeds(self, of: Callable[[Result], float]) -> Estimate:
+        """Return a number of each result as its mean with its error over seeds."""
+        return estimate([of(result) for result in self.results])
 
     @property
     def test(self) -> float:
@@ -62,11 +74,12 @@ class Cell:
         return float(np.std(tests, ddof=1)) if len(tests) > 1 else None
 
     @property
-    def noise(self) -> float:
-        """The standard error of `test`: over its seeds, or for a single seed over the test examples."""
-        if self.spread is not None:
-            return self.spread / sqrt(len(self.results))
-        return sqrt(self.test * (100 - self.test) / examples_tested(self.task.source))
+    def tested(self) -> Estimate:
+        """`test` with its standard error: over its seeds, or for a single seed over the test examples."""
+        if len(self.results) > 1:
+            return self.over_seeds(lambda result: 100 * result.test_accuracy)
+        error = accuracy_error(self.test / 100, examples_tested(self.task.source))
+        return Estimate(self.test, error, inf)
 
     @property
     def train(self) -> float:
@@ -140,11 +153,14 @@ class Cell:
 
 def cells(lab: Lab, trials: Sequence[Trial]) -> list[Cell]:
     """Run the trials that have no result yet, and group those that differ in their seed alone, in order."""
-    found: dict[tuple[Task, Recipe], list[Result]] = {}
+    found: dict[tuple[Task, Recipe], list[tuple[int, Result]]] = {}
     held = lab.held(trials)
     for trial, result in zip(held, lab.run(held), strict=True):
-        found.setdefault((trial.task, trial.recipe), []).append(result)
-    return [Cell(task, recipe, tuple(results)) for (task, recipe), results in found.items()]
+        found.setdefault((trial.task, trial.recipe), []).append((trial.seed, result))
+    return [
+        Cell(task, recipe, tuple(result for _, result in its), tuple(seed for seed, _ in its))
+        for (task, recipe), its in found.items()
+    ]
 
 
 def examples_tested(source: Source) -> int:
@@ -157,41 +173,27 @@ def examples_tested(source: Source) -> int:
         return _DIGITS - _DIGIT_CLASSES * (PER_CLASS if source.per_class is None else source.per_class)
     if source.name not in _TESTED:
         names = ", ".join(("digits", *_TESTED))
-        raise LabError(f"The number of test examples is known of {names}, got {source.name!r}. Train several seeds.")
+        raise LabError(f"Expected a dataset of images, one of {names}, got {source.name!r}. Train several seeds.")
     return _TESTED[source.name]
 
 
-def all_below(
-    pairs: Sequence[tuple[Cell, Cell]],
-    value: Callable[[Cell], float],
-    noise: Callable[[Cell], float] = attrgetter("noise"),
-) -> bool | None:
-    """Return whether the first is below the second in all pairs; None where that may be chance.
+def accuracy_error(accuracy: float, examples: int) -> float:
+    """Return the standard error in percent of an accuracy over test examples.
 
-    False if any of the k pairs is reversed by at least z standard errors of its difference, where Φ(−z) = Φ(−`APART`)/k
-    (Bonferroni): z is 2 for a single pair and 2.76 for eight. So chance refutes many pairs no more often than one.
-    True if the first is below the second in all pairs, and the sum of the differences exceeds `APART` of its standard
-    errors. A cell may be in several pairs, so that the differences are not independent. In their sum, the value of cell
-    i has a coefficient cᵢ, the number of times that it is second minus the number of times that it is first. The
-    standard error of the sum is √(Σᵢ cᵢ² noiseᵢ²).
+    >>> accuracy_error(0.5, 2500)
+    1.0
+    """
+    return 100 * sqrt(accuracy * (1 - accuracy) / examples)
+
+
+def all_below(pairs: Sequence[tuple[Cell, Cell]], value: Callable[[Cell], Estimate]) -> bool | None:
+    """Return whether the first is below the second in all pairs; None where that may be chance, see `all_exceed`.
 
     Args:
         pairs: cells, of which the first should be below the second.
-        value: the value that is compared.
-        noise: its standard error; that of `Cell.test` by default.
+        value: the value that is compared, with its error over seeds.
     """
-    if not pairs:
-        return None
-    gains = [value(second) - value(first) for first, second in pairs]
-    apart = -NormalDist().inv_cdf(NormalDist().cdf(-APART) / len(pairs))
-    errors = [sqrt(noise(first) ** 2 + noise(second) ** 2) for first, second in pairs]
-    if any(gain <= -apart * error for gain, error in zip(gains, errors, strict=True)):
-        return False
-    its = {id(cell): cell for pair in pairs for cell in pair}  # cells of equal results are still different trainings
-    times = Counter(id(second) for _, second in pairs)
-    times.subtract(id(first) for first, _ in pairs)
-    together = sqrt(sum((times[key] * noise(cell)) ** 2 for key, cell in its.items()))
-    return True if min(gains) > 0 and sum(gains) > APART * together else None
+    return all_exceed([value(second) - value(first) for first, second in pairs])
 
 
 def some(rows: Sequence[T]) -> Sequence[T]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, all_below, cells, some
+from gyroscope_lab.papers.chance import Estimate, all_exceed
 from gyroscope_lab.papers.conditioning.by_depth import (
     ARCHITECTURES,
     DEPTHS,
@@ -40,7 +40,7 @@ SEEDS: dict[str, tuple[int, ...]] = {"smoke": (1,), "small": (1, 2), "full": (1,
 Told = dict[Network, tuple[float, float]]
 # A smoke test has to end, not to learn.
 _SMOKE_EPOCHS = 2
-Value = Callable[[Cell], float]
+Value = Callable[[Cell], Estimate]
 # The deepest of the paper's networks.
 _DEEPEST = DEPTHS["full"][-1]
 # The paper's "nearly the same" is taken to mean: losses by depth lie within this share of their mean.
@@ -157,7 +157,7 @@ def figure8(lab: Lab) -> Report:
     for network, cell in found.items():
         told = LAST_LOSS.get(network) if lab.scale == "full" else None
         # As text, since two digits would not tell them apart.
-        last, early = f"{cell.loss[-1]:.3g}", f"{_early(cell):.3g}"
+        last, early = f"{cell.loss[-1]:.3g}", f"{_early(cell).mean:.3g}"
         rows.append((str(network), last, told and f"{told:.3f}", early, len(cell.results)))
     return Report(
         {"figure": _draw_losses(found, FIGURE8)},
@@ -178,8 +178,9 @@ def table1(lab: Lab) -> Report:
     for (network, decay), cell in found.items():
         mean, spread = FURTHER.get((network, decay), (None, None))
         rows.append(
-            (str(network), decay, cell.task.schedule.epochs, _error(cell), cell.spread, mean, spread, len(cell.results))
-        )
+            (str(network), decay, cell.task.schedule.epochs, _error(cell).mean, cell.spread, mean, spread,
+             len(cell.results))
+        )  # fmt: skip
     columns = ("network", "weight decay", "epochs", "test error % here", "±", "paper", "±", "seeds")
     return replace(
         report,
@@ -205,9 +206,14 @@ def uncut(cell: Cell) -> int:
     return min([len(cell.loss), *cell.task.schedule.milestones])
 
 
-def _early(cell: Cell) -> float:
+def _early(cell: Cell) -> Estimate:
     """The mean training loss of these epochs."""
-    return float(np.mean(cell.loss[: uncut(cell)]))
+    return cell.over_seeds(lambda result: float(np.mean(result.loss[: uncut(cell)])))
+
+
+def _last(cell: Cell) -> Estimate:
+    """The training loss of the last epoch."""
+    return cell.over_seeds(lambda result: result.loss[-1])
 
 
 def _by_network(lab: Lab, trials: Sequence[Trial]) -> dict[Network, Cell]:
@@ -236,7 +242,7 @@ def _layout(found: dict[Network, Cell], told: Told, data: str) -> Table:
             (
                 architecture,
                 "here",
-                *(_with_spread(_error(found[one]), found[one].spread) if one in found else None for one in its),
+                *(_with_spread(_error(found[one]).mean, found[one].spread) if one in found else None for one in its),
             )
         )
         rows.append((architecture, "paper", *(_with_spread(*told[one]) if one in told else None for one in its)))
@@ -252,7 +258,7 @@ def _seeds(lab: Lab, trials: Sequence[Trial], found: dict[Network, Cell], told: 
     }
     rows = []
     for network, cell in found.items():
-        mean, spread = _error(cell), cell.spread
+        mean, spread = _error(cell).mean, cell.spread
         paper_mean, paper_spread = told.get(network, (None, None))
         difference = None if paper_mean is None else mean - paper_mean
         each = (errors.get((network, seed)) for seed in SEEDS[lab.scale])
@@ -275,26 +281,19 @@ def _numbers(network: Network, cell: Cell) -> dict[str, object]:
 def _of_losses(found: Mapping[Network, Cell], *, full: bool) -> list[Verdict]:
     """Return the verdicts of figure 8 on the networks that are there: columns of depths, or pairs of one depth.
 
+    Losses of one seed decide nothing, however far they are apart.
+
     Args:
         found: by network.
         full: True for the paper's networks; others are too shallow, or trained too briefly, to tell.
     """
-
-    def last(cell: Cell) -> float:
-        return float(cell.loss[-1])
-
-    def exact(cell: Cell) -> float:
-        return 0.0  # a loss is compared as it is
-
     plain, normal = _column(found, "ResNet"), _column(found, "ResNet_LastBN")
     return [
-        _climbs(plain, _early, "the deeper a ResNet, the larger its training loss until the rate is cut", full=full),
-        _alike(normal, _early, full=full),
-        _falls(normal, last, "the deeper a ResNet_LastBN, the lower its training loss in the end", full=full,
-               noise=exact),
-        _below(found, last, "ResNet_LastBN has a lower training loss than ResNet at every depth",
-               ("0.043 against 0.081 at 56 layers", "{:.3g} against {:.3g}"), ("ResNet_LastBN", "ResNet"), full=full,
-               noise=exact),
+        _climbs(plain, full=full),
+        _alike(normal, full=full),
+        _falls(normal, _last, "the deeper a ResNet_LastBN, the lower its training loss in the end", full=full),
+        _below(found, _last, "ResNet_LastBN has a lower training loss than ResNet at every depth",
+               ("0.043 against 0.081 at 56 layers", "{:.3g} against {:.3g}"), ("ResNet_LastBN", "ResNet"), full=full),
     ]  # fmt: skip
 
 
@@ -344,8 +343,8 @@ def _of_twice_the_layers(found: Mapping[tuple[Network, float], Cell]) -> list[Ve
     return [Verdict(says, "test error 5.04 %", here, holds, over=_among("ResNet", "ResNet_LastBN", depths=[2402]))]
 
 
-def _error(cell: Cell) -> float:
-    return 100 - cell.test
+def _error(cell: Cell) -> Estimate:
+    return (-cell.tested).plus(100)
 
 
 def _column(found: Mapping[Network, Cell], architecture: str) -> list[tuple[int, Cell]]:
@@ -356,33 +355,31 @@ def _column(found: Mapping[Network, Cell], architecture: str) -> list[tuple[int,
 
 
 def _listed(column: Sequence[tuple[int, Cell]], value: Value) -> str:
-    return ", ".join(f"{depth}: {value(cell):.3g}" for depth, cell in column) or "–"
+    return ", ".join(f"{depth}: {value(cell).mean:.3g}" for depth, cell in column) or "–"
 
 
-def _climbs(column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool) -> Verdict:
-    holds = all(value(a) < value(b) for (_, a), (_, b) in pairwise(column))
-    return Verdict(
-        says, "so", _listed(column, value), holds if full and len(column) > 1 else None, over=_among("ResNet")
-    )
+def _climbs(column: Sequence[tuple[int, Cell]], *, full: bool) -> Verdict:
+    says = "the deeper a ResNet, the larger its training loss until the rate is cut"
+    holds = all_below([(a, b) for (_, a), (_, b) in pairwise(column)], _early) if full else None
+    return Verdict(says, "so", _listed(column, _early), holds, over=_among("ResNet"))
 
 
-def _falls(
-    column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool, noise: Value = attrgetter("noise")
-) -> Verdict:
+def _falls(column: Sequence[tuple[int, Cell]], value: Value, says: str, *, full: bool) -> Verdict:
     pairs = [(deeper, shallower) for (_, shallower), (_, deeper) in pairwise(column)]
-    holds = all_below(pairs, value, noise) if full else None
+    holds = all_below(pairs, value) if full else None
     return Verdict(says, "so", _listed(column, value), holds, over=_among("ResNet_LastBN"))
 
 
-def _alike(column: Sequence[tuple[int, Cell]], value: Value, *, full: bool) -> Verdict:
-    values = [value(cell) for _, cell in column]
+def _alike(column: Sequence[tuple[int, Cell]], *, full: bool) -> Verdict:
+    values = [_early(cell) for _, cell in column]
     says = "ResNet_LastBN has nearly the same training loss at every depth until the rate is cut"
     if len(values) < 2:
-        return Verdict(says, "so", _listed(column, value), None)
-    middle = sum(values) / len(values)
-    spread = max(abs(value - middle) for value in values) / middle
-    here = f"{_listed(column, value)}: within {100 * spread:.0f} % of their mean"
-    return Verdict(says, "so", here, spread <= _NEARLY if full else None, over=_among("ResNet_LastBN"))
+        return Verdict(says, "so", _listed(column, _early), None)
+    middle = sum(value.mean for value in values) / len(values)
+    apart = [value.times(1 / middle).plus(-1) for value in values]
+    here = f"{_listed(column, _early)}: within {100 * max(abs(one.mean) for one in apart):.0f} % of their mean"
+    holds = all_exceed([side for one in apart for side in (one, -one)], -_NEARLY) if full else None
+    return Verdict(says, "so", here, holds, over=_among("ResNet_LastBN"))
 
 
 def _below(
@@ -393,15 +390,14 @@ def _below(
     names: tuple[str, str],
     *,
     full: bool,
-    noise: Value = attrgetter("noise"),
     depths: Sequence[int] = DEPTHS["full"],
 ) -> Verdict:
     """The verdict on whether the first is below the second at every depth that has both."""
     told, form = words
     first, second = (dict(_column(found, name)) for name in names)
     both = {depth: (first[depth], second[depth]) for depth in first if depth in second}
-    here = "; ".join(f"{depth}: {form.format(value(a), value(b))}" for depth, (a, b) in both.items()) or "–"
-    holds = all_below(list(both.values()), value, noise) if full else None
+    here = "; ".join(f"{depth}: {form.format(value(a).mean, value(b).mean)}" for depth, (a, b) in both.items()) or "–"
+    holds = all_below(list(both.values()), value) if full else None
     return Verdict(says, told, here, holds, over=_among(*names, depths=depths))
 
 

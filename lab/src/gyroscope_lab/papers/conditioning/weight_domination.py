@@ -264,7 +264,7 @@ def _tested(unblocked: Cell, others: Sequence[Cell]) -> Verdict:
     lost = [unblocked.test - cell.test for cell in others]
     worse = sum(points > 0 for points in lost)
     here = f"of {worse} of {len(lost)}, by {min(lost):.1f} to {max(lost):.1f} points"
-    holds = all_below([(cell, unblocked) for cell in others], lambda cell: cell.test)
+    holds = all_below([(cell, unblocked) for cell in others], lambda cell: cell.tested)
     return Verdict("but performance is degenerated, on the test set", "no numbers: a lower accuracy", here, holds)
 
 

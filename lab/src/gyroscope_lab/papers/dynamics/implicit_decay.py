@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from itertools import permutations
+from math import inf, log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,8 @@ import numpy.typing as npt
 from gyroscope.theory import Law, decay_time, effective_lr, fit_norms, norm_growth
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
-from gyroscope_lab.papers.cells import recorded
+from gyroscope_lab.papers.cells import accuracy_error, examples_tested, recorded
+from gyroscope_lab.papers.chance import Estimate, all_exceed
 from gyroscope_lab.papers.dynamics.schedules import over_steps, spaced
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -49,6 +51,7 @@ class Course:
         norms: ‖w_k‖, [S, layers].
         gradients: g̃ = ‖∇J(w)‖‖w‖ of the step that led to each k, [S, layers]; NaN at 0.
         result: the result of the training.
+        examples: the number of test examples.
     """
 
     rate: float
@@ -57,6 +60,12 @@ class Course:
     norms: Values
     gradients: Values
     result: Result
+    examples: int
+
+    @property
+    def tested(self) -> Estimate:
+        """The test accuracy in percent with its error over the test examples, since there is one seed."""
+        return Estimate(100 * self.result.test_accuracy, accuracy_error(self.result.test_accuracy, self.examples), inf)
 
     @property
     def rates(self) -> Values:
@@ -118,6 +127,7 @@ def course(lab: Lab, trial: Trial) -> Course:
         norms,
         gradients * before,
         result,
+        examples_tested(trial.task.source),
     )
 
 
@@ -253,15 +263,19 @@ def _law(where: str, drawn: Sequence[Course]) -> Verdict:
 
 
 def _matters_little(where: str, drawn: Sequence[Course]) -> Verdict:
-    """The verdict on test accuracies, which is undecided where those that differ are still in their transient phase."""
+    """The verdict on test accuracies.
+
+    Each is of one seed, so that it has the error of the test examples. If some differ by `_NEAR` or more, the verdict
+    is undecided where that may be chance, and where those that differ are still in their transient phase.
+    """
     tests = [100 * one.result.test_accuracy for one in drawn]
-    settled = [100 * one.result.test_accuracy for one in drawn if _has_settled(one)]
-    differ = max(settled, default=0.0) - min(settled, default=0.0) >= _NEAR
+    settled = [one.tested for one in drawn if _has_settled(one)]
+    near = all_exceed([one - other for one, other in permutations(settled, 2)], -_NEAR)
     return Verdict(
         f"{where}the explicit learning rate matters only in a transient phase at the start",
         "in words",
         f"test accuracies are {', '.join(f'{one:.1f}' for one in tests)} % for α = {_rates(drawn)}",
-        True if max(tests) - min(tests) < _NEAR else False if differ else None,
+        True if max(tests) - min(tests) < _NEAR else False if near is False else None,
     )
 
 

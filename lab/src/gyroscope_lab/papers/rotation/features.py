@@ -17,8 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import sqrt
-from statistics import stdev
+from math import hypot, inf, sqrt
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +25,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, examples_tested, some
+from gyroscope_lab.papers.cells import Cell, accuracy_error, cells, examples_tested, some
+from gyroscope_lab.papers.chance import Estimate, all_exceed, gain
 from gyroscope_lab.papers.rotation.panels import title
 from gyroscope_lab.papers.rotation.recipes import layca
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -171,7 +171,8 @@ def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], ex
         likeness(one, top) for power in POWERS[1:] for one, top in zip(by_rate[power], by_rate[POWERS[0]], strict=True)
     ]
     fastest, slowest = found[POWERS[0]], found[POWERS[-1]]
-    ahead, noise = fastest.test - slowest.test, _noise(fastest, slowest, examples)
+    ahead = _ahead(fastest, slowest, examples)
+    noise = max(one.error or 0.0 for one in ahead)
     return [
         Verdict(
             "all four rates learn the training set",
@@ -188,8 +189,8 @@ def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], ex
         Verdict(
             "the further it rotates, the better the network generalizes",
             f"{TESTS[POWERS[0]] - TESTS[POWERS[-1]]:+.2f} points from the slowest to the fastest",
-            f"{ahead:+.2f} points, with a standard error of {noise:.2f} ({_counted(len(fastest.results))})",
-            ahead > 0 if abs(ahead) > 2 * noise else None,
+            f"{ahead[0].mean:+.2f} points, with a standard error of {noise:.2f} ({_counted(len(fastest.results))})",
+            all_exceed(ahead),
         ),
         Verdict(
             "the further it rotates, the less retrievable is the initialization",
@@ -207,16 +208,14 @@ def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], ex
     ]
 
 
-def _noise(first: Cell, second: Cell, examples: int) -> float:
-    """The standard error, in points, of the difference of two test accuracies.
+def _ahead(first: Cell, second: Cell, examples: int) -> list[Estimate]:
+    """The difference of two test accuracies in points, with the error over test examples, and with that over seeds.
 
-    It is that of the test examples, or that over seeds if it is larger: a single seed cannot tell.
+    A difference has to be more than chance by both; a single seed has the first alone.
     """
-    shares = [cell.test / 100 for cell in (first, second)]
-    drawn = 100 * sqrt(sum(share * (1 - share) / examples for share in shares))
-    pairs = zip(first.results, second.results, strict=True)
-    gains = [100 * (a.test_accuracy - b.test_accuracy) for a, b in pairs]
-    return max(drawn, stdev(gains) / sqrt(len(gains))) if len(gains) > 1 else drawn
+    drawn = hypot(*(accuracy_error(cell.test / 100, examples) for cell in (first, second)))
+    over_seeds = gain(*([100 * result.test_accuracy for result in cell.results] for cell in (first, second)))
+    return [Estimate(over_seeds.mean, drawn, inf), *([] if over_seeds.error is None else [over_seeds])]
 
 
 def _counted(seeds: int) -> str:

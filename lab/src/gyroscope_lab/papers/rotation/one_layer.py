@@ -25,6 +25,7 @@ from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.engine.run_one import loaded, one_thread
 from gyroscope_lab.errors import LabError
+from gyroscope_lab.papers.chance import all_exceed, estimate, gain
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
@@ -43,6 +44,8 @@ FIGURE1 = (74.47, 75.98, 74.93, 73.12, 70.61, 68.27, 65.65, 63.08, 60.46, 57.52)
 FEEDBACK_TEST = 71.88
 # Layers that are frozen do not change: a run needs no measurement of every step.
 _EVERY = 100
+# Points of accuracy within which two means are the same.
+_SAME = 1.0
 # The silhouettes that a table shows; the report's numbers hold all of them.
 _ROWS = 6
 
@@ -251,14 +254,13 @@ def _as_told(lab: Lab, found: Outcome) -> list[Verdict]:
     if lab.scale != "full":
         return []
     off = (found.test - np.array(FIGURE1)).mean(axis=1)
-    error = float(off.std(ddof=1) / np.sqrt(len(off)))
+    apart = estimate(off)
     return [
         Verdict(
-            "the test accuracies are those of the paper, on average over layers",
+            f"the test accuracies are those of the paper within {_SAME:g} point, on average over layers",
             f"{np.mean(FIGURE1):.1f} %",
-            f"{found.means.mean():.1f} %: {off.mean():+.2f} points, with a standard error of {error:.2f} over "
-            f"{len(off)} repetitions",
-            bool(abs(off.mean()) <= 2 * error),
+            f"{found.means.mean():.1f} %: {apart.told} points over {len(off)} repetitions",
+            apart.within(_SAME),
         )
     ]
 
@@ -282,7 +284,8 @@ def _verdicts(glorot: Outcome, orthogonal: Outcome, course: Course) -> list[Verd
             "orthogonal initialization raises the test accuracy of every layer",
             "of all ten",
             f"of {int((better > 0).sum())} of {len(better)}, by {better.min():+.1f} to {better.max():+.1f} points",
-            _all_above(better, _noise(glorot, orthogonal)),
+            # Repetitions have the same examples, whatever the initialization.
+            all_exceed([gain(*of_layer) for of_layer in zip(orthogonal.test.T, glorot.test.T, strict=True)]),
         ),
         Verdict(
             "and slightly reduces the gap between first and last layers",
@@ -297,19 +300,6 @@ def _verdicts(glorot: Outcome, orthogonal: Outcome, course: Course) -> list[Verd
             last > first,
         ),
     ]
-
-
-def _noise(first: Outcome, second: Outcome) -> npt.NDArray[np.float64]:
-    """The standard error of the difference of the two means, layer by layer."""
-    variances = [one.test.var(axis=0, ddof=1) / len(one.test) for one in (first, second)]
-    return np.asarray(np.sqrt(sum(variances)))
-
-
-def _all_above(differences: npt.NDArray[np.float64], noise: npt.NDArray[np.float64]) -> bool | None:
-    """True if all are above zero; None if those that are not may be chance."""
-    if (differences > 0).all():
-        return True
-    return None if (differences > -2 * noise).all() else False
 
 
 def _initializations(lab: Lab, glorot: Outcome, orthogonal: Outcome) -> Table:
