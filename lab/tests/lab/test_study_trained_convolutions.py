@@ -122,7 +122,7 @@ def test_normalization_improves_the_conditioning_of_most_inputs_and_of_whole_gra
         inner = slice(1, None) if factor == "x" else slice(None, -1)
         lower = int((ours[inner] < theirs[inner]).sum())
         assert verdict.here.startswith(f"in {lower} of 7 layers; ")
-        assert verdict.holds is (True if lower == 7 else None if lower >= 4 else False)  # 6 of 7 is below 9 of 10
+        assert verdict.holds is {7: True, 6: None}.get(lower, False)  # 6 of 7 is below 9 of 10, and one layer short
         if (factor, p) != ("g", "50"):
             assert lower >= 6
     assert (loss.holds, rate.holds) == (True, None)
@@ -155,8 +155,8 @@ def test_infinite_and_undefined_condition_numbers_are_higher_than_any_and_not_th
     assert _lower(np.array([[nan, inf]]), np.array([[inf, nan]])) is False
 
 
-@pytest.mark.parametrize(("layers", "holds"), [(18, True), (17, None), (10, None), (9, False)])
-def test_conditioning_is_better_in_nine_layers_of_ten_and_undecided_from_half_of_them_on(layers, holds):
+@pytest.mark.parametrize(("layers", "holds"), [(18, True), (17, None), (16, False), (9, False)])
+def test_conditioning_is_better_in_nine_layers_of_ten_and_undecided_if_one_layer_is_missing(layers, holds):
     ours = np.where(np.arange(20) < layers, 1.0, 9.0)[None]
     assert _lower(ours, np.full((1, 20), 5.0)) is holds
 

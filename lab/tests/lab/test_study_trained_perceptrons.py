@@ -331,11 +331,19 @@ def test_conditioning_is_better_where_it_is_lower_in_nearly_all_layers():
 
 
 @pytest.mark.parametrize(
-    ("better", "of", "holds"),
-    [(18, 19, True), (17, 19, None), (10, 19, None), (9, 19, False), (10, 20, None), (0, 1, False), (0, 0, None)],
+    ("better", "of", "layers", "holds"),
+    [
+        (18, 19, 19, True),
+        (17, 19, 19, None),
+        (16, 19, 19, False),
+        (170, 200, 20, None),  # ten cases of each layer
+        (169, 200, 20, False),
+        (0, 1, 1, None),
+        (0, 0, 5, None),
+    ],
 )
-def test_one_layer_does_not_turn_a_claim_that_is_shown_into_one_that_is_not(better, of, holds):
-    assert mostly(better, of) is holds
+def test_one_layer_does_not_turn_a_claim_that_is_shown_into_one_that_is_not(better, of, layers, holds):
+    assert mostly(better, of, layers=layers) is holds
 
 
 def test_conditioning_that_turns_over_in_training_is_told_of():
@@ -343,7 +351,7 @@ def test_conditioning_that_turns_over_in_training_is_told_of():
     normalized.kappas["g"][0.5][-1] = 90.0
     its = {one.kind: one for one in (plain, normalized)}
     at_first, throughout = condition_verdicts(its)[2:4]
-    assert (at_first.holds, throughout.holds) == (True, None)
+    assert (at_first.holds, throughout.holds) == (True, False)
     assert throughout.here.startswith("κ_50%(Σ∇h) lower in 5 of 10 layers and analyses; 10 and 20 in the middle")
     assert throughout.here.endswith("in the last analysis in 0 of 5, 90 and 20")
 
@@ -357,21 +365,23 @@ def learning(kind, losses, kappas):
 
 
 @pytest.mark.parametrize(
-    ("plain", "lower", "holds"),
+    ("losses", "plain", "lower", "holds"),
     [
-        ([30.0, 40.0, 60.0, 90.0], 10, True),  # κ grows as the loss falls, and is higher at each loss
-        ([30.0, 40.0, 60.0, 70.0], 5, None),
-        ([30.0, 40.0, 40.0, 70.0], 0, False),
+        ([2.3, 1.0, 0.5, 0.1], [30.0, 60.0, 90.0, 510.0], "15 of 15", True),  # κ is higher at each loss
+        ([2.3, 1.0, 0.5, 0.1], [30.0, 60.0, 90.0, 490.0], "10 of 15", False),
+        ([2.3, 1.0, 0.5, 0.1], [30.0, 40.0, 70.0, 490.0], "0 of 15", False),
+        ([2.3, 2.2, 1.0, 0.5], [30.0, 40.0, 60.0, 90.0], "10 of 10", None),  # two analyses tell little
     ],
 )
-def test_conditioning_is_compared_where_both_networks_have_learned_as_much(plain, lower, holds):
-    """Losses of 1 and 0.5 are those of steps 1 and 2 of the normalized network, which goes on to 0.01."""
+def test_conditioning_is_compared_where_both_networks_have_learned_as_much(losses, plain, lower, holds):
+    """Losses of 1, 0.5 and 0.1 are those of the first steps of the normalized network, which goes on to 0.01."""
     normalized = learning(BN, [1.0, 0.5, 0.1, 0.01], [50.0, 80.0, 500.0, 5000.0])
-    its = {PLAIN: learning(PLAIN, [2.3, 2.2, 1.0, 0.5], plain), BN: normalized}
+    its = {PLAIN: learning(PLAIN, losses, plain), BN: normalized}
     throughout, equal = condition_verdicts(its)[-2:]
     assert throughout.holds is False
     assert (equal.says.endswith("at training losses as low or lower"), equal.holds) == (True, holds)
-    assert equal.here == f"κ_50%(Σ∇h) lower in {lower} of 10 layers and analyses of Plain, against 2 of BN"
+    analyses = sum(loss <= 1.0 for loss in losses)
+    assert equal.here == f"κ_50%(Σ∇h) lower in {lower} layers and analyses of Plain, against {analyses} of BN"
 
 
 def test_the_normalized_network_is_compared_at_the_next_lower_loss_even_if_a_higher_one_is_closer():

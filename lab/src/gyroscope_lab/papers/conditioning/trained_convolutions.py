@@ -226,7 +226,7 @@ def _compared(ours: Values, theirs: Values) -> str:
 def _lower(ours: Values, theirs: Values) -> bool | None:
     """Return whether ours is lower in nearly all layers, by the same shares as in the perceptrons of figure 5."""
     mine, other = _all_steps(ours), _all_steps(theirs)
-    return mostly(int((mine < other).sum()), len(mine))
+    return mostly(int((mine < other).sum()), len(mine), layers=len(mine))
 
 
 def _all_steps(values: Values) -> Values:

@@ -54,8 +54,10 @@ APART = 10.0
 #: A claim that compares two networks is taken to mean: the factor between layers of one is at most that of the other to
 #: this power. Half as many orders of magnitude lie between its layers.
 FAR_LESS = 0.5
-#: "Better" is taken to mean in nine cases of ten, and "not better" in fewer than half of them; see `mostly`.
+#: "Better" is taken to mean in nine cases of ten; see `mostly`.
 MOSTLY = 0.9
+#: A claim about networks that have learned as much rests on at least this many analyses of the normalized one.
+ANALYSES = 3
 #: The share p of the κ_p that is compared throughout the training.
 SHARE = 0.5
 # The loss of guessing among ten classes; a network that does not train stays within a tenth of it.
@@ -439,17 +441,22 @@ def condition_verdicts(courses: Courses) -> list[Verdict]:
     return found
 
 
-def mostly(better: int, of: int) -> bool | None:
-    """Return whether `better` of all cases are enough: True from `MOSTLY` on, False below one half, None between.
+def mostly(better: int, of: int, *, layers: int) -> bool | None:
+    """Return whether `better` of all cases are enough: True from `MOSTLY` on, False if one layer more would not be.
 
-    So one layer of one seed cannot turn a claim that is shown into one that is not.
+    Between, it is None. So one layer of one seed cannot turn a claim that is shown into one that is not.
 
-    >>> mostly(18, 20), mostly(17, 20), mostly(10, 20), mostly(9, 20)
-    (True, None, None, False)
+    Args:
+        better: the cases in which the claim holds.
+        of: all cases, as many of each layer.
+        layers: the layers that they are of.
+
+    >>> [mostly(better, 20, layers=20) for better in (18, 17, 16)], mostly(170, 200, layers=20)
+    ([True, None, False], None)
     """
     if not of:
         return None
-    return True if better >= MOSTLY * of else False if better < of / 2 else None
+    return True if better >= MOSTLY * of else False if better + of / layers < MOSTLY * of else None
 
 
 def _at_first(plain: Course, normalized: Course, name: str, says: str) -> Verdict:
@@ -460,9 +467,9 @@ def _at_first(plain: Course, normalized: Course, name: str, says: str) -> Verdic
         for a, b in zip(*(_known(one, name)[0] for one in (values, normalized.kappas[name][p])), strict=True)
         if min(a, b) < np.inf
     ]
-    lower = sum(bool(b < a) for a, b in pairs)
+    lower, layers = sum(bool(b < a) for a, b in pairs), inner(plain.kappas[name][SHARE], name).shape[-1]
     here = f"κ_p({FACTORS[name]}) lower in {lower} of {len(pairs)} layers and p"
-    return Verdict(f"{says}: at first", "lower κ_p", here, mostly(lower, len(pairs)))
+    return Verdict(f"{says}: at first", "lower κ_p", here, mostly(lower, len(pairs), layers=layers))
 
 
 def _throughout(plain: Course, normalized: Course, name: str, says: str) -> Verdict:
@@ -476,7 +483,7 @@ def _throughout(plain: Course, normalized: Course, name: str, says: str) -> Verd
         f"{_as_text(_middle(b))} and {_as_text(_middle(a))} in the middle; in the last analysis in "
         f"{int((b[-1] < a[-1]).sum())} of {len(a[-1])}, {_as_text(_middle(b[-1]))} and {_as_text(_middle(a[-1]))}"
     )
-    return Verdict(f"{says}: over the training", "lower κ_p", here, mostly(lower, a.size))
+    return Verdict(f"{says}: over the training", "lower κ_p", here, mostly(lower, a.size, layers=a.shape[-1]))
 
 
 def _at_equal_losses(plain: Course, normalized: Course, says: str) -> Verdict:
@@ -486,7 +493,7 @@ def _at_equal_losses(plain: Course, normalized: Course, says: str) -> Verdict:
     not. Here each analysis of the plain network is compared with the one of the normalized network with an equal
     training loss or the next lower one, so that the normalized network has learned more, if they differ. Analyses of
     the plain network are left out where its loss is outside the range of those of the normalized network, or where it
-    has not begun to learn.
+    has not begun to learn. The verdict is undecided if all of them share fewer than `ANALYSES` of the normalized one.
     """
     (theirs, a), (ours, b) = (_by_loss(one, "g") for one in (plain, normalized))
     highest = min(ours.max(initial=-inf), LEARNING)
@@ -496,16 +503,13 @@ def _at_equal_losses(plain: Course, normalized: Course, says: str) -> Verdict:
         if ours.min(initial=inf) <= loss <= highest
     ]
     lower = sum(int((b[at] < values).sum()) for at, values in pairs)
-    count = sum(len(values) for _, values in pairs)
-    here = (
-        f"κ_{percent(SHARE)}%(Σ∇h) lower in {lower} of {count} layers and analyses of Plain, against "
-        f"{len({at for at, _ in pairs})} of BN"
-    )
+    count, shared = sum(len(values) for _, values in pairs), len({at for at, _ in pairs})
+    here = f"κ_{percent(SHARE)}%(Σ∇h) lower in {lower} of {count} layers and analyses of Plain, against {shared} of BN"
     return Verdict(
         f"{says}: at training losses as low or lower",
         "not asked",
         here if pairs else f"the losses do not overlap below {LEARNING:.3g}, nine tenths of that of guessing",
-        mostly(lower, count),
+        mostly(lower, count, layers=a.shape[-1]) if shared >= ANALYSES else None,
     )
 
 
