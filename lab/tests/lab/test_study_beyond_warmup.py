@@ -68,6 +68,22 @@ def test_verdicts_turn_with_the_numbers(tmp_path, options, expected):
     assert [verdict.holds for verdict in report.verdicts] == expected
 
 
+@pytest.mark.parametrize(
+    ("gain", "noise", "expected"),
+    [(0.1, 0.01, [True, False]), (0.1, 0.2, [None, None]), (-0.1, 0.01, [False, True]), (-0.1, 0.2, [None, None])],
+)
+def test_a_warm_up_is_needed_or_not_only_beyond_what_seeds_differ_by(tmp_path, gain, noise, expected):
+    def make(trial):
+        warm = bool(trial.task.schedule.warmup)
+        side = (trial.seed - 1) * noise * (1 if warm else -1)
+        return result(loss=2.0 + (0.0 if warm else gain) + side)
+
+    report = STUDY.conclude(lab_of(tmp_path, make))
+    assert [verdict.holds for verdict in report.verdicts[:2]] == expected
+    told = {True: "yes", False: "no", None: "undecided"}[expected[0]]
+    assert {row[-1] for row in report.tables[0].rows} == {told}
+
+
 def test_a_smoke_test_has_the_numbers_of_the_archive(lab, tmp_path):
     report = STUDY.run(lab)
     assert {verdict.holds for verdict in report.verdicts} == {None}

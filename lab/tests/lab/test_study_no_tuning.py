@@ -153,6 +153,28 @@ def test_verdicts_turn_with_the_numbers(tmp_path, points, nats, expected):
     assert [verdict.holds for verdict in report.verdicts] == expected
 
 
+@pytest.mark.parametrize(
+    ("points", "nats", "noise", "expected"),
+    [
+        (0.4, 0.008, 0.05, [True, True, True]),
+        (0.4, 0.008, 1.0, [None, None, None]),
+        (-0.7, -0.014, 0.05, [False, False, False]),
+        (-0.7, -0.014, 1.0, [None, None, None]),
+    ],
+    ids=["ahead", "ahead by chance", "behind", "behind by chance"],
+)
+def test_gaps_that_seeds_could_turn_decide_nothing(tmp_path, points, nats, noise, expected):
+    """The best and steering differ from seed to seed in opposite directions."""
+
+    def make(trial):
+        side = (trial.seed - 1) * noise * (1 if trial.recipe.optimizer == "steer" else -1)
+        ahead = trial.recipe.optimizer == "steer"
+        return made(test=0.8 + (ahead * points + side) / 100, loss=2.0 - ahead * nats - side / 50)
+
+    report = STUDY.conclude(lab_of(tmp_path, make))
+    assert [verdict.holds for verdict in report.verdicts] == expected
+
+
 def test_a_smoke_test_decides_nothing_and_has_the_numbers_of_the_archive(lab, tmp_path):
     for package in ("schedulefree", "prodigyopt"):
         pytest.importorskip(package)

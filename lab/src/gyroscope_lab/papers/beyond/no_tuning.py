@@ -1,8 +1,14 @@
 """Fixed presets of steering against tuned optimizers, and against others that claim to need no tuning.
 
-The presets were fixed on digits-CNN and on a character GPT. For these problems `steer` takes SGD's preset (networks of
-convolutions) or Muon's (all others), because these were better there. AdamW's is shown for all. Nothing is tuned for
-the other problems.
+The presets were fixed on digits-CNN and on a character GPT before anything else was trained, with one exception. For
+these problems `steer` takes SGD's preset (networks of convolutions) or Muon's (all others), because these were better
+there. AdamW's is shown for all. Nothing is tuned for the other problems.
+
+The exception is ρ of Muon's preset. It was changed from 0.028 to 0.04 when results of this study, of beyond/transfer
+and of the benchmark of regimes were known. The trainings that decided it were on tinyshakespeare, on which this study
+tests its GPT and LSTM. So the results of these two, and to a lesser extent of the ViT, are not independent of it.
+
+Gaps are compared with their errors over seeds. A verdict is undecided where chance could turn it.
 
 SGD with momentum and AdamW are tuned on a grid of three rates and three decays, at seed 0, by the same test score that
 is reported, which flatters them. While the best rate or decay lies at the edge of what was tried, the next one beyond
@@ -31,6 +37,7 @@ from gyroscope_lab.papers.beyond.problems import (
     problems,
     raw,
     score,
+    scored,
     seeds,
     sgd,
     steered,
@@ -39,6 +46,7 @@ from gyroscope_lab.papers.beyond.problems import (
     warmed,
 )
 from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.chance import Estimate, all_exceed, smaller_at_worst
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
@@ -216,9 +224,10 @@ class Line:
         """The preset that `steer` takes for the problem, by name."""
         return f"steer {self.problem.preset}"
 
-    def gap(self, name: str) -> float:
+    def gap(self, name: str) -> Estimate:
         """How far a method without tuning is behind the best tuned one, in points or nats."""
-        return score(self.untuned[self.default if name == _STEER else name]) - self.best
+        tuned = min((one.cell for one in self.tuned.values()), key=score)
+        return scored(self.untuned[self.default if name == _STEER else name]) - scored(tuned)
 
     def has(self, name: str) -> bool:
         """Return whether a method without tuning was trained: Muon is for matrices alone."""
@@ -284,27 +293,33 @@ def _table(line: Line) -> Table:
 def _verdicts(lab: Lab, lines: Sequence[Line]) -> list[Verdict]:
     aim = "within 0.5 points or 0.01 nats (our aim)"
     known = decided(lab, [cell for line in lines for cell in _all(line)])
-    gaps = {line.problem.name: (line.gap(_STEER), tolerance(line.task), unit(line.task)) for line in lines}
-    listed = ", ".join(f"{problem} {gap:+.2f} {its}" for problem, (gap, _, its) in gaps.items())
-    close = all(gap <= most for gap, most, _ in gaps.values())
-    ahead = sum(gap < 0 for gap, _, _ in gaps.values())
+    gaps = {line.problem.name: (line.gap(_STEER), line.task) for line in lines}
+    listed = ", ".join(f"{problem} {gap.told} {unit(task)}" for problem, (gap, task) in gaps.items())
+    # How far inside of the tolerance each is.
+    margins = [(-gap).plus(tolerance(task)) for gap, task in gaps.values()]
+    ahead, behind = ([gap.above for gap, _ in gaps.values()].count(side) for side in (False, True))
     told = "steering without tuning (SGD's preset for convolutions, Muon's for all else)"
     names = [_STEER, *dict.fromkeys(name for line in lines for name in line.untuned if not name.startswith("steer"))]
-    worst = {name: max(line.gap(name) / tolerance(line.task) for line in lines if line.has(name)) for name in names}
-    all_worst = ", ".join(f"{name} {value:.0f}" for name, value in worst.items())
+    relative = {
+        name: [line.gap(name).times(1 / tolerance(line.task)) for line in lines if line.has(name)] for name in names
+    }
+    all_worst = ", ".join(f"{name} {max(one.mean for one in its):.0f}" for name, its in relative.items())
+    smaller = [smaller_at_worst(relative[_STEER], its) for name, its in relative.items() if name != _STEER]
     return [
-        Verdict(f"{told} is close to the best tuned on every problem", aim, listed, close if known else None),
+        Verdict(
+            f"{told} is close to the best tuned on every problem", aim, listed, all_exceed(margins) if known else None
+        ),
         Verdict(
             f"{told} is ahead of it on half",
             "on half (our aim)",
-            f"on {ahead} of {len(lines)}",
-            2 * ahead >= len(lines) if known else None,
+            f"ahead on {ahead} of {len(lines)}, behind on {behind}, undecided on {len(lines) - ahead - behind}",
+            (True if 2 * ahead >= len(lines) else False if 2 * behind > len(lines) else None) if known else None,
         ),
         Verdict(
             "of what needs no tuning, steering has the smallest worst gap",
             "the smallest (our aim)",
             f"{all_worst} (of 0.5 points or 0.01 nats; Muon without convolutions)",
-            worst[_STEER] == min(worst.values()) if known else None,
+            (False if False in smaller else True if all(smaller) else None) if known else None,
         ),
     ]
 

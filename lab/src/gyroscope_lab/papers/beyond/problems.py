@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, sqrt
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,16 @@ from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell
+from gyroscope_lab.papers.chance import Estimate
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.tasks import task
 
-#: ρ of the presets of `gyroscope.steer`, fixed on digits-CNN and on a character GPT before anything else was trained.
+#: ρ of the presets of `gyroscope.steer`. Those over SGD and AdamW were fixed on digits-CNN and on a character GPT
+#: before anything else was trained. Over Muon, 0.04 replaced 0.028 when results of beyond/no-tuning and beyond/transfer
+#: and of the benchmark of regimes were known, on tinyshakespeare, on which no-tuning tests its GPT and LSTM.
 RATES = {"sgd": 3.0**-3, "adamw": 0.028, "muon": 0.04}
 #: The share of the steps over which recipes other than steering warm up.
 WARMUP = 0.05
@@ -215,9 +218,10 @@ def deviation(cell: Cell) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 and all(map(isfinite, values)) else None
 
 
-def standard_error(*cells: Cell) -> float:
-    """The standard error of a sum or difference of scores, over seeds; a cell with one seed adds nothing."""
-    return sqrt(sum((deviation(cell) or 0.0) ** 2 / len(cell.results) for cell in cells))
+def scored(cell: Cell) -> Estimate:
+    """The score with its error over seeds, for verdicts: without one if a seed has no loss."""
+    found = cell.over_seeds(lambda result: loss_of(cell.task, result))
+    return found if isfinite(found.mean) else Estimate(found.mean, None, 0)
 
 
 @dataclass(frozen=True)
@@ -238,9 +242,16 @@ class Gain:
         return score(self.without) - score(self.changed)
 
     @property
-    def noise(self) -> float:
-        """The standard error of the gain over seeds; 0 for one seed."""
-        return standard_error(self.without, self.changed)
+    def over_seeds(self) -> Estimate:
+        """The same with its error over seeds; beyond chance if only the training without the change has no loss."""
+        if score(self.without) == inf and isfinite(score(self.changed)):
+            return Estimate(inf, 0.0, inf)
+        return scored(self.without) - scored(self.changed)
+
+    @property
+    def noise(self) -> float | None:
+        """The standard error of the gain over seeds; None for one seed."""
+        return self.over_seeds.error
 
 
 def decided(lab: Lab, cells: Sequence[Cell]) -> bool:

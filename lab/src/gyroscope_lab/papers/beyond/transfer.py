@@ -9,9 +9,12 @@ losses at the small scale were known.
 Rates lie a factor of two apart and are the same for all sizes. They are compared at seed 0 first. While the best rate
 of any size lies at the edge of the grid, the next rate beyond it is tried at every size, up to three times. A best rate
 still at the edge is marked. The best rate of each size, that of the smallest, and the one for all are then trained from
-three seeds. If their mean is above the loss of another rate, that one takes its place, and is trained from three seeds
-too. This was added after part of the results at the full scale was known: there, AdamW's best rates at seed 0 failed
-from other seeds.
+three seeds. If their mean is above the loss of another rate, the other rate takes its place, and is trained from three
+seeds too. If that one lies at the edge of the grid, it is marked, and the grid does not grow again. This was added
+after part of the results at the full scale was known: there, AdamW's best rates at seed 0 failed from other seeds.
+
+Verdicts take errors over seeds into account. They compare two kinds over the sizes of which the losses of both are
+known.
 
 All kinds lower their rate along half a cosine. AdamW has a decay of 0.1 and the usual warm-up; steering has none.
 """
@@ -38,6 +41,7 @@ from gyroscope_lab.papers.beyond.problems import (
     warmed,
 )
 from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.chance import Estimate, all_exceed, gain, mean_of, smaller_at_worst
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
@@ -157,7 +161,7 @@ class Curve:
 
     @property
     def tried(self) -> dict[float, float]:
-        """The mean loss over the known seeds by rate; infinite where one diverged."""
+        """The mean loss over the known seeds by rate; infinite where one has no finite test loss."""
         return {rate: value if isfinite(value := score(cell)) else inf for rate, cell in self.cells.items()}
 
     @property
@@ -174,15 +178,18 @@ class Curve:
         """How far the best rate is from that of the smallest, in powers of two."""
         return log2(self.best / smallest.best)
 
-    def lost(self, rate: float) -> float:
+    def lost(self, rate: float) -> Estimate | None:
         """What is lost with another rate than the best, in nats: the mean over the seeds of the other.
 
-        NaN if that is not known, also because the best rate has fewer seeds so far.
+        None if that is not known, also because the best rate lacks one of these seeds so far.
         """
-        if rate not in self.cells or len(self.cells[rate].results) > len(self.cells[self.best].results):
-            return nan
-        pairs = zip(self.cells[rate].results, self.cells[self.best].results, strict=False)
-        return mean([other.best_test_loss - best.best_test_loss for other, best in pairs])
+        if rate not in self.cells:
+            return None
+        other, best = self.cells[rate].by_seed, self.cells[self.best].by_seed
+        if not other.keys() <= best.keys():
+            return None
+        found = gain(*([its[seed].best_test_loss for seed in other] for its in (other, best)))
+        return found if isfinite(found.mean) else None
 
 
 def one_rate(its: Sequence[Curve]) -> float:
@@ -218,7 +225,10 @@ def _with_seeds(lab: Lab, curve: Curve, reported: Iterable[float]) -> Curve:
 
 
 def _extended(lab: Lab, kind: str, rates: tuple[float, ...]) -> list[Curve]:
-    """The curves of one kind on its grid at seed 0, which grows while the best rate of a size lies at its edge."""
+    """The curves of one kind on its grid at seed 0, which grows while the best rate of a size lies at its edge.
+
+    It does not grow again for a rate at the edge that becomes the best with other seeds (`_seeded`).
+    """
     found = _curves(lab, kind, rates)
     for _ in range(0 if lab.scale == "smoke" else MOVES):
         best = {curve.best for curve in found}
@@ -259,10 +269,11 @@ def _table(kind: str, its: Sequence[Curve]) -> Table:
     for curve in its:
         best = curve.cells[curve.best]
         spread = deviation(best)
-        rate = f"{curve.best:.3g}" + (" (edge)" if curve.at_edge else "")
+        rate, lost = f"{curve.best:.3g}" + (" (edge)" if curve.at_edge else ""), curve.lost(its[0].best)
         told = (f"{score(best):.3f}", spread and f"{spread:.3f}", len(best.results))
-        lost = curve.lost(its[0].best)
-        rows.append((curve.size, rate, *told, f"{curve.moved(its[0]):+.0f}", f"{lost:.3f}" if isfinite(lost) else None))
+        rows.append(
+            (curve.size, rate, *told, f"{curve.moved(its[0]):+.0f}", None if lost is None else f"{lost.mean:.3f}")
+        )
     columns = (
         "size",
         "best rate",
@@ -275,56 +286,100 @@ def _table(kind: str, its: Sequence[Curve]) -> Table:
     return Table(kind, columns, tuple(rows))
 
 
+#: What is lost by size, in nats.
+Lost = dict[str, Estimate]
+
+
+def _lost(its: Sequence[Curve], rate: float) -> Lost:
+    """What each size loses with one rate; sizes of which that is not known are left out."""
+    return {curve.size: found for curve in its if (found := curve.lost(rate)) is not None}
+
+
 def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]:
-    shared = set.intersection(*({curve.size for curve in its} for its in by_kind.values()))
-    by_kind = {kind: [curve for curve in its if curve.size in shared] for kind, its in by_kind.items()}
-    lost = {kind: _finite(curve.lost(its[0].best) for curve in its[1:]) for kind, its in by_kind.items()}
-    moved = {kind: [abs(curve.moved(its[0])) for curve in its[1:]] for kind, its in by_kind.items()}
-    if len(by_kind.get("AdamW", ())) < 2:
+    theirs = by_kind.get("AdamW", ())
+    if len(theirs) < 2:
         return []
-    whole = shared == set(sized(lab)) and len(by_kind) == len(kinds(lab))
-    shared_rate = {kind: one_rate(its) for kind, its in by_kind.items()}
-    least = {
-        kind: max(_finite(curve.lost(shared_rate[kind]) for curve in its), default=nan) for kind, its in by_kind.items()
-    }
+    sizes = list(sized(lab))
+    whole = len(by_kind) == len(kinds(lab)) and all(len(its) == len(sizes) for its in by_kind.values())
+    shared = {kind: one_rate(its) for kind, its in by_kind.items()}
     found = []
-    for kind in lost:
+    for kind, its in by_kind.items():
         if kind == "AdamW":
             continue
-        worst, mine, theirs = max(lost[kind], default=nan), mean(lost[kind]), mean(lost["AdamW"])
-        known = whole and all(_is_seeded(lab, by_kind[one], shared_rate[one]) for one in (kind, "AdamW"))
+        known = whole and all(_is_seeded(lab, by_kind[one], shared[one]) for one in (kind, "AdamW"))
         found += [
-            Verdict(
-                f"{kind}: the rate of the smallest network serves all sizes and lengths",
-                f"at most {NATS} nats are lost (our aim)",
-                f"at most {worst:.3f} nats, {mine:.3f} on average; the best moves by up to 2^{max(moved[kind]):.0f}",
-                worst <= NATS if known else None,
-            ),
-            Verdict(
-                f"{kind}: its best rate moves less than AdamW's, and less is lost by keeping it",
-                "less on average (our aim)",
-                f"2^{mean(moved[kind]):.1f} and {mine:.3f}; AdamW 2^{mean(moved['AdamW']):.1f} and {theirs:.3f} nats",
-                (mine < theirs and mean(moved[kind]) < mean(moved["AdamW"])) if known else None,
-            ),
-            Verdict(
-                f"{kind}: one rate for all sizes loses less than AdamW's one learning rate, where each loses most",
-                "less (our aim)",
-                f"{least[kind]:.3f} nats with ρ = {shared_rate[kind]:.3g}; AdamW {least['AdamW']:.3f} "
-                f"with η = {shared_rate['AdamW']:.3g}",
-                least[kind] < least["AdamW"] if known else None,
-            ),
+            _serves(kind, its, len(sizes) - 1, known=known),
+            _moves_less(kind, its, theirs, len(sizes) - 1, known=known),
+            _one_for_all(kind, (its, shared[kind]), (theirs, shared["AdamW"]), len(sizes), known=known),
         ]
     return found
 
 
-def _finite(values: Iterable[float]) -> list[float]:
-    return [value for value in values if isfinite(value)]
+def _serves(kind: str, its: Sequence[Curve], count: int, *, known: bool) -> Verdict:
+    """The verdict on the rate of the smallest network, at the larger sizes."""
+    lost = list(_lost(its[1:], its[0].best).values())
+    most, average = max((one.mean for one in lost), default=nan), mean([one.mean for one in lost])
+    furthest = max((abs(curve.moved(its[0])) for curve in its), default=0.0)
+    return Verdict(
+        f"{kind}: the rate of the smallest network serves all sizes and lengths",
+        f"at most {NATS} nats are lost (our aim)",
+        f"at most {most:.3f} nats, {average:.3f} on average ({len(lost)} of {count} sizes); the best moves by up to "
+        f"2^{furthest:.0f}",
+        all_exceed([-one for one in lost], -NATS) if known else None,
+    )
+
+
+def _moves_less(kind: str, its: Sequence[Curve], others: Sequence[Curve], count: int, *, known: bool) -> Verdict:
+    """The verdict on moves and losses, over the larger sizes of which the losses of both kinds are known.
+
+    A best rate has moved for sure if the rate of the smallest loses more than by chance. A kind moves less if all of
+    its moves are fewer than the sure ones of the other, and no less if its sure moves are as many as all of the other.
+    """
+    lost = [_lost(one[1:], one[0].best) for one in (its, others)]
+    sizes = [size for size in lost[0] if size in lost[1]]
+    says = f"{kind}: its best rate moves less than AdamW's, and less is lost by keeping it"
+    if not sizes:
+        return Verdict(says, "less on average (our aim)", "no size is known of both", None)
+    moved, sure = [], []
+    for one, its_lost in zip((its, others), lost, strict=True):
+        moves = {curve.size: abs(curve.moved(one[0])) for curve in one}
+        moved.append(mean([moves[size] for size in sizes]))
+        sure.append(mean([moves[size] if its_lost[size].above else 0.0 for size in sizes]))
+    mine, theirs = (mean_of([one[size] for size in sizes]) for one in lost)
+    parts = [True if moved[0] < sure[1] else False if sure[0] >= moved[1] else None, (theirs - mine).above]
+    holds = False if False in parts else True if all(parts) else None
+    return Verdict(
+        says,
+        "less on average (our aim)",
+        f"2^{moved[0]:.1f} and {mine.mean:.3f}; AdamW 2^{moved[1]:.1f} and {theirs.mean:.3f} nats "
+        f"({len(sizes)} of {count} sizes)",
+        holds if known else None,
+    )
+
+
+def _one_for_all(
+    kind: str, mine: tuple[Sequence[Curve], float], theirs: tuple[Sequence[Curve], float], count: int, *, known: bool
+) -> Verdict:
+    """The verdict on one rate for all sizes, over those of which the losses of both kinds are known."""
+    both = [_lost(*one) for one in (mine, theirs)]
+    sizes = [size for size in both[0] if size in both[1]]
+    says = f"{kind}: one rate for all sizes loses less than AdamW's one learning rate, where each loses most"
+    if not sizes:
+        return Verdict(says, "less (our aim)", "no size is known of both", None)
+    ours, adamws = ([lost[size] for size in sizes] for lost in both)
+    return Verdict(
+        says,
+        "less (our aim)",
+        f"{max(one.mean for one in ours):.3f} nats with ρ = {mine[1]:.3g}; AdamW "
+        f"{max(one.mean for one in adamws):.3f} with η = {theirs[1]:.3g} ({len(sizes)} of {count} sizes)",
+        smaller_at_worst(ours, adamws) if known else None,
+    )
 
 
 def _is_seeded(lab: Lab, its: Sequence[Curve], shared: float) -> bool:
-    """Return whether all seeds of the rates that verdicts compare are known, and none of them diverged."""
+    """Return whether all seeds of the rates that verdicts compare are known, with finite test losses."""
     rates = [(curve, rate) for curve in its for rate in (curve.best, its[0].best, shared)]
-    if not all(rate in curve.cells and isfinite(curve.lost(rate)) for curve, rate in rates):
+    if any(curve.lost(rate) is None for curve, rate in rates):
         return False
     return decided(lab, [curve.cells[rate] for curve, rate in rates])
 

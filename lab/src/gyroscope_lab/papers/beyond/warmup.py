@@ -30,6 +30,7 @@ from gyroscope_lab.papers.beyond.problems import (
     warmed,
 )
 from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.chance import all_exceed
 from gyroscope_lab.papers.rotation.warmup import LASTBN, SHOWN, cures, training_accuracy
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -101,9 +102,9 @@ class WarmUp(Gain):
     kind: str
 
     @property
-    def needed(self) -> bool:
-        """True if the warm-up gains more than the tolerance and more than twice the standard error."""
-        return not isfinite(self.value) or self.value > max(NATS, 2 * self.noise)
+    def needed(self) -> bool | None:
+        """True if the warm-up gains more than the tolerance, False if it does not; None where that may be chance."""
+        return self.over_seeds.exceeds(NATS)
 
     @property
     def is_steered(self) -> bool:
@@ -147,8 +148,8 @@ def _table(its: Sequence[WarmUp]) -> Table:
             f"{score(gain.without):.3f}",
             f"{score(gain.changed):.3f}",
             f"{gain.value:+.3f}",
-            f"{gain.noise:.3f}",
-            "yes" if gain.needed else "no",
+            None if gain.noise is None else f"{gain.noise:.3f}",
+            {True: "yes", False: "no", None: "undecided"}[gain.needed],
         )
         for gain in its
     )
@@ -183,20 +184,26 @@ def _verdicts(lab: Lab, its: Sequence[WarmUp]) -> list[Verdict]:
     plain = [gain for gain in its if not gain.is_steered]
     post = [gain for gain in plain if gain.kind == "post-LN"]
     under_layca = [gain for gain in its if gain.is_steered]
+    does_without, steered_do = (_none_needed(some) if known else None for some in (post, under_layca))
     return [
         Verdict(
             "a post-LN transformer needs a warm-up under AdamW",
             "it does (published)",
             told(post),
-            any(gain.needed for gain in post) if known else None,
+            None if does_without is None else not does_without,
         ),
         Verdict(
             "steered transformers need no warm-up, pre-LN or post-LN",
             f"a warm-up gains at most {NATS} nats (our aim)",
             told(under_layca),
-            not any(gain.needed for gain in under_layca) if known else None,
+            steered_do,
         ),
     ]
+
+
+def _none_needed(its: Sequence[WarmUp]) -> bool | None:
+    """Return whether no warm-up gains more than the tolerance; None where that may be chance."""
+    return all_exceed([-gain.over_seeds for gain in its], -NATS)
 
 
 def _cures(lab: Lab, deep: Sequence[Cell]) -> list[Verdict]:
@@ -239,9 +246,9 @@ def _draw_gains(ax: Axes, its: Sequence[WarmUp]) -> None:
     for place, gain in enumerate(reversed(its)):
         color = "C0" if gain.is_steered else "black"
         if isfinite(gain.value):
-            ax.errorbar(gain.value, place, xerr=2 * gain.noise, fmt="o", color=color, markersize=4, linewidth=1)
+            ax.errorbar(gain.value, place, xerr=gain.over_seeds.span, fmt="o", color=color, markersize=4, linewidth=1)
     ax.set_yticks(range(len(its)), [f"{gain.kind}, {gain.without.recipe.name}" for gain in reversed(its)], fontsize=8)
-    ax.set_xlabel("gain of a warm-up (nats, ± two standard errors)")
+    ax.set_xlabel("gain of a warm-up (nats, at 95 %)")
     ax.set_title("Transformers: right of the gray, a warm-up is needed", fontsize=9)
 
 
