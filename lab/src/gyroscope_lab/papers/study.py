@@ -209,8 +209,12 @@ class Study:
         """Return the report as a Markdown page."""
         parts = [f"# {self.name}\n\n{self.title}\n\nScale: {lab.scale}. Every number is in `result.json`."]
         if missing := self.not_trained(lab):
-            said = "; ".join(name + f" ({n} times)" * (n > 1) for name, n in Counter(missing).items())
-            parts.append(f"Shown in part: {len(missing)} trainings are not there yet ({said}).")
+            by_task = Counter(name.partition(": ")[0] for name in missing)
+            said = "; ".join(f"{task}: {count}" for task, count in by_task.items())
+            parts.append(
+                f"Shown in part: {len(missing)} trainings are not there yet ({said}). "
+                "They are listed in `result.json`, as `not_trained`."
+            )
         if report.verdicts:
             columns = ("the paper says", "paper", "here", "")
             rows = tuple((one.says, one.paper, one.here, one.word) for one in report.verdicts)
