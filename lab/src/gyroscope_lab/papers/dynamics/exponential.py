@@ -364,7 +364,7 @@ def _verdicts(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Verdict, ...]:
 
 
 def _rests(levels: Sequence[float]) -> bool | None:
-    """Return whether the last of several levels is the one before.
+    """Return whether the last level is within a tenth of the one before.
 
     If it is not: None if the changes get smaller, or if there is only one.
     """

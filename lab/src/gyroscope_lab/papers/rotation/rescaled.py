@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: The lighter version of C10-CNN1, with half as many layers a stage and half as many filters.
 TASK = "c10-cnn1-light"
-LAYCA, BLOCK, SGD = "Layca", "Block-normalised SGD", "SGD"
+LAYCA, BLOCK, SGD = "Layca", "Block-normalized SGD", "SGD"
 #: The rate that the paper says is best for Layca at every f, as a power of 3.
 PAPER = {LAYCA: -3}
 
@@ -56,7 +56,7 @@ def recipe(task: Task, method: str, power: int, factor: int) -> Recipe:
 
     >>> from gyroscope_lab.training.tasks import task
     >>> recipe(task("digits"), BLOCK, -1, 2).name, recipe(task("digits"), LAYCA, -3, 0) == layca(-3)
-    ('Block-normalised SGD 3^-1, f 3^2', True)
+    ('Block-normalized SGD 3^-1, f 3^2', True)
     """
     made = {
         LAYCA: layca(power),
