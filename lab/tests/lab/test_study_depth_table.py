@@ -144,7 +144,7 @@ def test_what_is_known_is_shown_under_its_own_seed(tmp_path):
     page = TABLE1.page(lab, report)
     assert "Shown in part: 91 trainings are not there yet (c10-resnet-56: 3; " in page
     assert page.count("c10-resnet-56") == 1
-    assert "They are listed in `result.json`, as `not_trained`." in page
+    assert "`result.json` lists all, as `not_trained`." in page
     assert TABLE1.as_json(lab, report)["not_trained"].count("c10-resnet-56: SGD") == 3
 
 

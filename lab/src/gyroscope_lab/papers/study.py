@@ -211,9 +211,10 @@ class Study:
         if missing := self.not_trained(lab):
             by_task = Counter(name.partition(": ")[0] for name in missing)
             said = "; ".join(f"{task}: {count}" for task, count in by_task.items())
+            several = "trainings are" if len(missing) > 1 else "training is"
             parts.append(
-                f"Shown in part: {len(missing)} trainings are not there yet ({said}). "
-                "They are listed in `result.json`, as `not_trained`."
+                f"Shown in part: {len(missing)} {several} not there yet ({said}). "
+                "`result.json` lists all, as `not_trained`."
             )
         if report.verdicts:
             columns = ("the paper says", "paper", "here", "")

@@ -173,8 +173,9 @@ def _draw(pairs: Sequence[Pair]) -> Figure:
             ax.errorbar(pair.value, place, xerr=pair.over_seeds.span, fmt="o", color=color, markersize=4, linewidth=1)
         names = [f"{pair.problem.name}, {pair.inner}, norms {pair.norms}" for pair in reversed(its)]
         ax.set_yticks(range(len(its)), names, fontsize=8)
-        ax.set_xlabel(f"gain ({unit(its[0].changed.task)}, at 95 %)", fontsize=8)
+        ax.set_xlabel(f"gain ({unit(its[0].changed.task)}, intervals at 95 %)", fontsize=8)
         ax.tick_params(axis="x", labelsize=8)
+        ax.locator_params(axis="x", nbins=5)
         ax.spines[["top", "right"]].set_visible(False)
     figure.suptitle("Operation 1: better to the right (gray: no difference)")
     return figure

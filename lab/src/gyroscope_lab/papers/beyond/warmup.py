@@ -248,7 +248,7 @@ def _draw_gains(ax: Axes, its: Sequence[WarmUp]) -> None:
         if isfinite(gain.value):
             ax.errorbar(gain.value, place, xerr=gain.over_seeds.span, fmt="o", color=color, markersize=4, linewidth=1)
     ax.set_yticks(range(len(its)), [f"{gain.kind}, {gain.without.recipe.name}" for gain in reversed(its)], fontsize=8)
-    ax.set_xlabel("gain of a warm-up (nats, at 95 %)")
+    ax.set_xlabel("gain of a warm-up (nats, intervals at 95 %)")
     ax.set_title("Transformers: right of the gray, a warm-up is needed", fontsize=9)
 
 
