@@ -79,13 +79,13 @@ class Estimate:
     @property
     def as_ratio(self) -> str:
         """A difference of logarithms as a factor with its interval, as text."""
-        return f"{exp(self.mean):.2f} times as high{self._interval(self.mean)}"
+        return f"{exp(self.mean):.2f} times as high{self._interval(self.mean, '.2f')}"
 
     @property
     def as_factor(self) -> str:
         """By what factor the second of two numbers is lower or higher, from ln first − ln second, as text."""
         side = "lower" if self.mean >= 0 else "higher"
-        return f"{exp(abs(self.mean)):.3g} times {side}{self._interval(abs(self.mean))}"
+        return f"{exp(abs(self.mean)):.3g} times {side}{self._interval(abs(self.mean), '.3g')}"
 
     @property
     def above(self) -> bool | None:
@@ -125,9 +125,9 @@ class Estimate:
         spread = sum(part**2 / degrees for part, degrees in parts)
         return Estimate(self.mean - other.mean, sqrt(variance), variance**2 / spread if spread else inf)
 
-    def _interval(self, mean: float) -> str:
+    def _interval(self, mean: float, form: str) -> str:
         span = self.span
-        return "" if span is None else f" ({exp(mean - span):.3g} to {exp(mean + span):.3g} at 95 %)"
+        return "" if span is None else f" ({exp(mean - span):{form}} to {exp(mean + span):{form}} at 95 %)"
 
 
 def estimate(values: Values) -> Estimate:
