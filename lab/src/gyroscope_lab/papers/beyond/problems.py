@@ -73,7 +73,7 @@ class Problem:
 
     @property
     def preset(self) -> str:
-        """The preset that `gyroscope.steer` takes, and that was better where presets were fixed."""
+        """The preset that `gyroscope.steer` takes."""
         return "sgd" if self.convolutional else "muon"
 
 
