@@ -275,6 +275,18 @@ def test_first_steps_as_long_as_the_weights_need_a_loss_that_halves():
     assert first(replace(course, loss_steps=course.loss_steps + 10)).kind == "too_fast"  # the first one may be after it
 
 
+def test_a_first_step_of_several_times_the_weights_is_an_alarm_though_the_loss_falls():
+    """As at 300 times the rate in a network with batch normalization, which learns with weights far too large."""
+
+    def long(ratio):
+        ratio[1] = 6.0
+        return ratio
+
+    course = replace(spoiled(update_ratio=long), steps=np.arange(61))
+    assert course.loss[-1] < 0.5 * course.loss[0]
+    assert first(course).kind == "too_fast"
+
+
 def test_norms_that_blow_up_do_not_wait_for_a_loss():
     def long(ratio):
         ratio[1] = 3.0
