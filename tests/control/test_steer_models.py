@@ -98,6 +98,14 @@ def test_by_default_what_muon_cannot_step_is_stepped_plainly_if_it_is_a_tenth_of
     assert rules(steer(net, "adamw"))["0.weight"] == ("matrix", "turn")
 
 
+def test_a_head_that_is_to_turn_turns_though_muon_cannot_step_it() -> None:
+    net = nn.Sequential(nn.Linear(4, 96), nn.Linear(96, 4), nn.Unflatten(1, (4, 1)), nn.Conv1d(4, 3, 1))
+    for heads, kind in (("plain", torch.optim.Muon), ("turn", torch.optim.AdamW)):
+        optimizer = steer(net, heads=heads)
+        assert rules(optimizer)["3.weight"] == ("head", heads)
+        assert type(main(optimizer.inner)) is kind
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -103,9 +103,9 @@ def steer(
         inner: "adamw", "sgd" or "muon"; "adamh" or "muonh" (Hyperball, without operation 1); or a function that takes a
             list of parameter groups (and `inner_options`) and returns an optimizer, such as `torch.optim.NAdam`. By
             default "sgd" if most of the layers that turn are convolutions; else "muon" if it can step all of them, or
-            all but a tenth of their weights, such as those of a convolution that embeds patches, which is then stepped
-            plainly; else "adamw". Muon takes matrices of two dimensions, under FSDP2 with at least as many rows as
-            ranks.
+            all but some hidden ones with a tenth of the weights or less, which are then stepped plainly, such as a
+            convolution that embeds patches; else "adamw". Muon takes matrices of two dimensions, under FSDP2 with at
+            least as many rows as ranks.
         rate: ρ = tan θ of a step. If it is a tensor on the GPU, which becomes the `lr` of every group, a CUDA graph can
             capture the steps.
         others_lr: the learning rate of all that is stepped plainly, or a dict of learning rates by role: "head",
@@ -290,8 +290,15 @@ def _suited(turning: Sequence[Route]) -> str:
     convolutions = sum(route.layer is not None and route.layer.kind in _CONVOLUTIONS for route in turning)
     if 2 * convolutions > len(turning):
         return "sgd"
-    unfit = sum(route.parameter.numel() for route in turning if _not_for_muon(route.parameter))
-    return "muon" if unfit <= _UNFIT * sum(route.parameter.numel() for route in turning) else "adamw"
+    unfit = [route for route in turning if _not_for_muon(route.parameter)]
+    # What the caller wants to turn, a head or an embedding, is not stepped plainly instead.
+    asked = any(route.role != "matrix" for route in unfit)
+    few_weights = _weights(unfit) <= _UNFIT * _weights(turning)
+    return "muon" if few_weights and not asked else "adamw"
+
+
+def _weights(routed: Iterable[Route]) -> int:
+    return sum(route.parameter.numel() for route in routed)
 
 
 def _plain_unless_for_muon(route: Route) -> Route:
