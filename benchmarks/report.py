@@ -511,6 +511,29 @@ def steering_width() -> list[str]:
     return rows
 
 
+def steering_rates() -> list[str]:
+    """Losses over AdamW by width, size of the initial weights and ρ; means where there are seeds."""
+    result = load("steering_rates_cpu")
+    found: dict[tuple[int, float], dict[float, list[float]]] = {}
+    for one in result["trainings"]:
+        if one["inner"] == "adamw" and one["steps"] == 300:
+            found.setdefault((one["width"], one["scale"]), {}).setdefault(one["rate"], []).append(one["loss"])
+    columns = sorted({rate for losses in found.values() for rate in losses}, reverse=True)
+    rows = [
+        environment(result), "",
+        f"| width | initial standard deviation | {' | '.join(f'ρ = {rate:g}' for rate in columns)} |",
+        "|---" * (len(columns) + 2) + "|",
+    ]  # fmt: skip
+    for (width, scale), losses in sorted(found.items()):
+        best = min(statistics.mean(values) for values in losses.values())
+        told = []
+        for rate in columns:
+            loss = statistics.mean(losses[rate]) if rate in losses else None
+            told.append("" if loss is None else f"**{loss:.3f}**" if loss == best else f"{loss:.3f}")
+        rows.append(f"| {width} | {0.02 * scale:.3g} | {' | '.join(told)} |")
+    return rows
+
+
 def steering_regimes() -> list[str]:
     """Best and last test losses of few steps, and of many epochs, by what was chosen; means where there are seeds."""
     result = load("steering_regimes_cpu")
@@ -550,7 +573,7 @@ def steering_large() -> list[str]:
     kept = {
         "AdamW 0.003, decay 1, warm-up: the best of ten": "/adamw-0.003-decay-1-seed",
         "Muon, ρ = 0.028, norms learned": "-earlier/steer-muon-0.028-seed",
-        "AdamW, ρ = 0.028, norms learned": "/steer-adamw-seed",
+        "AdamW, ρ = 0.028, norms learned": "-earlier/steer-adamw-0.028-seed",
         "without tuning: Muon": "/muon-seed",
         "without tuning: Schedule-Free AdamW": "/schedule-free-adamw-seed",
         "without tuning: NadamW": "/nadamw-seed",
@@ -628,6 +651,7 @@ def pages() -> dict[str, dict[str, list[str]]]:
         },
         "control.md": {
             "steering width": steering_width(),
+            "steering rates": steering_rates(),
             "steering regimes": steering_regimes(),
             "steering large": steering_large(),
         },

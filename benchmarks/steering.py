@@ -75,11 +75,11 @@ class Text:
     def loss(self, model: nn.Module) -> float:
         generator = torch.Generator().manual_seed(9)
         with torch.no_grad():
-            losses = [_loss(model, *self.batch(self.validation, generator, 64)).item() for _ in range(4)]
+            losses = [loss_of(model, *self.batch(self.validation, generator, 64)).item() for _ in range(4)]
         return sum(losses) / len(losses)
 
 
-def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
@@ -91,7 +91,7 @@ def gpt(text: Text, make: Make, steps: int = STEPS, seed: int = 0) -> dict[str, 
     generator = torch.Generator().manual_seed(100 + seed)
     start = time.process_time()
     for _ in range(steps):
-        loss = _loss(model, *text.batch(text.training, generator, BATCH))
+        loss = loss_of(model, *text.batch(text.training, generator, BATCH))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -217,6 +217,15 @@ def test_the_default_others_lr_falls_with_the_inputs_of_the_head(width: int, exp
     assert list(turned.values()) == pytest.approx([expected] * len(turned))  # the network is as wide as before
 
 
+@pytest.mark.parametrize(("width", "expected"), [(8, 0.028), (128, 0.028), (512, 0.028 / 4**0.75), (2048, 0.0035)])
+def test_the_default_rate_over_adamw_falls_with_the_inputs_of_the_head(width: int, expected: float) -> None:
+    for inner in ("adamw", torch.optim.NAdam):
+        assert steer(wide(width), inner).param_groups[0]["lr"] == pytest.approx(expected)
+    assert steer(wide(width), "adamw", rate=0.05).param_groups[0]["lr"] == 0.05
+    rates = [steer(wide(width), inner).param_groups[0]["lr"] for inner in ("muon", "sgd", "adamh")]
+    assert rates == [0.04, 3.0**-3, 0.018]
+
+
 def test_others_lr_by_role_leaves_other_roles_as_they_are() -> None:
     found = plain_rates(steer(wide(256), others_lr={"embedding": 0.1, "head": 0.002}))
     assert found == pytest.approx({"embedding": 0.1, "head": 0.002, "other": 0.005})

@@ -48,15 +48,18 @@ def test_at_full_scale_the_problems_are_those_that_were_promised():
     assert all(one.full.schedule.cosine and one.full.test_loss and one.full.tests == "last" for one in PROBLEMS)
 
 
-def test_presets_are_those_of_the_library_and_are_the_same_on_every_problem(tmp_path):
+def test_presets_are_those_of_the_library_on_every_problem(tmp_path):
     lab = Lab(Archive(tmp_path), "full")
     for problem in problems(lab):
         ours = [recipe for _, recipe in fixed(lab, problem) if recipe.optimizer == "steer"]
         names = ("sgd", "adamw") if problem.convolutional else ("adamw", "muon")
+        network = problem.full.network(0)
         assert {dict(one.options)["inner"]: one.rate for one in ours} == {
-            name: presets.PRESETS[name].rate for name in names
+            name: gyroscope.steer(network, name).param_groups[0]["lr"] for name in names
         }
         assert all(len(one.options) == 1 for one in ours)
+    gpt = next(recipe for _, recipe in fixed(lab, GPT) if recipe.name.startswith("steer adamw"))
+    assert gpt.rate == pytest.approx(0.028 / 3**0.75)  # width 384
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)

@@ -28,6 +28,7 @@ class Preset:
         others_lr: the learning rate of parameters that are stepped plainly, by AdamW, in networks whose head has up to
             `HEAD_INPUTS` inputs.
         norms: "learned" or "held".
+        falls: the power of n/`HEAD_INPUTS` by which ρ is lower, if the head has n > `HEAD_INPUTS` inputs.
     """
 
     inner: str
@@ -36,6 +37,7 @@ class Preset:
     project: bool = True
     others_lr: float = 1e-2
     norms: Norms = "learned"
+    falls: float = 0.0
 
 
 # Evidence: benchmarks/results/steering_cpu.json, made by benchmarks/steering.py on one thread of a CPU. `gpt` is a
@@ -67,7 +69,12 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     # The rate: gpt 2.284 at 0.014, 2.192 at 0.028, 2.202 at 0.056, 2.220 at 0.1, 2.365 at 0.2. The pilot's best was
     # 0.028. On digits it is 2.4 points below the SGD preset, and so is 0.0085, the same rotation by the momentum law.
-    "adamw": Preset("AdamW", 0.028, {"betas": (0.9, 0.95)}),
+    # ρ falls with the width: the best ρ of GPTs of 2 blocks after 300 steps is 0.024, 0.015 and 0.0085 at widths 128,
+    # 256 and 512 (benchmarks/results/steering_rates_cpu.json). After 600 steps of 8,192 characters on an H200
+    # (results/full/beyond/transfer), three seeds, 0.028 is best at 128 and 256, and 0.26 behind 0.014 at 512. AdamW
+    # changes all weights of a row alike, which changes an output by up to ρ√n of its norm. Muon does not, and needs no
+    # such power: its best rates at these widths are 0.056, 0.056 and 0.112.
+    "adamw": Preset("AdamW", 0.028, {"betas": (0.9, 0.95)}, falls=0.75),
     # The rate of the layer-rotation papers. digits: 96.0 %, and 95.8 % as the papers ran it. gpt: 2.417.
     "sgd": Preset("SGD", 3.0**-3),
     # The rate: gpt, three seeds: 2.019 at 0.028, 1.982 at 0.04, 1.988 at 0.056; one seed: 2.190 at 0.014, 2.223 at
@@ -82,7 +89,8 @@ PRESETS: dict[str, Preset] = {
     "muonh": Preset("Muon", 0.018, project=False, norms="held"),
 }
 
-#: For a head of n inputs, more than this, `others_lr` is the preset's times `HEAD_INPUTS`/n. The evidence is above.
+#: For a head of n inputs, more than this, `others_lr` is the preset's times `HEAD_INPUTS`/n, and ρ of some presets is
+#: lower too. The evidence is above.
 HEAD_INPUTS = 128
 #: Options of the AdamW that steps the other parameters; it has no weight decay. The evidence for β₂ is above.
 OTHERS: Mapping[str, Any] = {"betas": (0.9, 0.95)}

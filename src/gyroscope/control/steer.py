@@ -21,7 +21,7 @@ from gyroscope.base import markup
 from gyroscope.base.accepted import choice, flag, real
 from gyroscope.control.joint import Group, Joint, Rule, main
 from gyroscope.control.layca import Layca, check_group
-from gyroscope.control.presets import HEAD_INPUTS, OTHERS, Norms, Preset, maker, preset
+from gyroscope.control.presets import HEAD_INPUTS, OTHERS, Norms, maker, preset
 from gyroscope.control.roster import few, names_of
 from gyroscope.control.routing import Role, Route, routes
 from gyroscope.control.steering import Law
@@ -96,7 +96,8 @@ def steer(
     η√n with η = `others_lr` and n its number of elements; from then on it turns.
 
     A step of AdamW changes each weight of the head by its learning rate, and so a logit by up to as much times the
-    number of inputs of the head. So the presets' `others_lr` is 0.01, and 1.28/n for a head of n > 128 inputs.
+    number of inputs of the head. So the presets' `others_lr` is 0.01, and 1.28/n for a head of n > 128 inputs. Over
+    AdamW, ρ too is lower then, by (128/n)^(3/4).
 
     Args:
         model: the model.
@@ -106,8 +107,8 @@ def steer(
             all but some hidden ones with a tenth of the weights or less, which are then stepped plainly, such as a
             convolution that embeds patches; else "adamw". Muon takes matrices of two dimensions, under FSDP2 with at
             least as many rows as ranks.
-        rate: ρ = tan θ of a step. If it is a tensor on the GPU, which becomes the `lr` of every group, a CUDA graph can
-            capture the steps.
+        rate: ρ = tan θ of a step, by default the preset's. If it is a tensor on the GPU, which becomes the `lr` of
+            every group, a CUDA graph can capture the steps.
         others_lr: the learning rate of all that is stepped plainly, or a dict of learning rates by role: "head",
             "embedding", "router", "other" (gains, biases and the like) and "matrix" (those of `plain`, and matrices
             that begin at zero). Other roles keep the preset's.
@@ -155,10 +156,12 @@ def steer(
             turning = [route for route in routed if route.rule == "turn"]
     named = isinstance(inner, str) or not callable(inner)
     chosen = preset(inner) if named else preset("adamw")
-    given = chosen.rate if rate is None else rate
-    rate = _checked("rate", given, chosen.rate)
+    wider = _wider(routed)
+    its_rate = chosen.rate / wider**chosen.falls
+    given = its_rate if rate is None else rate
+    rate = _checked("rate", given, its_rate)
     lr = given if isinstance(given, Tensor) else rate
-    rates = _others_lr(others_lr, chosen, routed)
+    rates = _others_lr(others_lr, chosen.others_lr / wider, routed)
     norms = chosen.norms if norms is None else norms
     choice(norms, "norms", get_args(Norms), ControlError)
     project = chosen.project if project is None else flag(project, "project", ControlError)
@@ -311,10 +314,14 @@ def _checked(name: str, given: Any, fine: float) -> float:
     return real(given)
 
 
-def _others_lr(given: Any, chosen: Preset, routed: Sequence[Route]) -> dict[str, float]:
-    """Return the learning rate of each role, if it is stepped plainly."""
+def _wider(routed: Sequence[Route]) -> float:
+    """Return how many times more inputs than `HEAD_INPUTS` the head has; 1 if it has fewer."""
     inputs = [_inputs(one.layer) for one in routed if one.layer is not None and "head" in one.role]
-    fine = chosen.others_lr * HEAD_INPUTS / max(HEAD_INPUTS, *inputs, 0)
+    return max(HEAD_INPUTS, *inputs, 0) / HEAD_INPUTS
+
+
+def _others_lr(given: Any, fine: float, routed: Sequence[Route]) -> dict[str, float]:
+    """Return the learning rate of each role, if it is stepped plainly; `fine` is the default."""
     if given is not None and not isinstance(given, Mapping):
         return dict.fromkeys(_ROLES, _checked("others_lr", given, fine))
     rates = dict.fromkeys(_ROLES, fine)

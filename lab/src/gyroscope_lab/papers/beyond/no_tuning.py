@@ -7,7 +7,8 @@ GPT before anything else was trained, and three choices were made or changed lat
 - ρ over Muon was changed from 0.028 to 0.04 when results of this study, of beyond/transfer and of the benchmark of
   regimes were known. The trainings that decided it were on tinyshakespeare, the text of the GPT and the LSTM here.
 - Muon was made the default of networks without convolutions when it was known to be better on all three of them here.
-- Learning rates of parameters that are stepped plainly fall with the width since results at the full scale.
+- Learning rates of parameters that are stepped plainly, and ρ over AdamW, fall with the width since results of this
+  study and of beyond/transfer at the full scale.
 
 Gaps are compared with their errors over seeds. A verdict is undecided where chance could turn it.
 
@@ -41,9 +42,9 @@ from gyroscope_lab.papers.beyond.problems import (
     scored,
     seeds,
     sgd,
-    steered,
     tolerance,
     unit,
+    untuned,
     warmed,
 )
 from gyroscope_lab.papers.cells import Cell, cells, some
@@ -112,7 +113,7 @@ def fixed(lab: Lab, problem: Problem) -> list[tuple[Task, Recipe]]:
     )
     others = [] if problem.convolutional else [(warmed(task), _MUON)]
     return [
-        *((task, steered(inner)) for inner in presets(lab, problem)),
+        *((task, untuned(task, inner)) for inner in presets(lab, problem)),
         (warmed(task), _NADAMW),
         (task, free),
         (task, _PRODIGY),

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 
+from gyroscope import steer
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
@@ -25,9 +27,10 @@ from gyroscope_lab.training.schedule import Schedule
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.tasks import task
 
-#: ρ of the presets of `gyroscope.steer`. Those over SGD and AdamW were fixed on digits-CNN and on a character GPT
-#: before anything else was trained. Over Muon, 0.04 replaced 0.028 when results of beyond/no-tuning and beyond/transfer
-#: and of the benchmark of regimes were known, on tinyshakespeare, on which no-tuning tests its GPT and LSTM.
+#: ρ of the presets of `gyroscope.steer`, for heads of up to 128 inputs. Those over SGD and AdamW were fixed on
+#: digits-CNN and on a character GPT before anything else was trained. Over Muon, 0.04 replaced 0.028 when results of
+#: beyond/no-tuning and beyond/transfer and of the benchmark of regimes were known, on tinyshakespeare, on which
+#: no-tuning tests its GPT and LSTM.
 RATES = {"sgd": 3.0**-3, "adamw": 0.028, "muon": 0.04}
 #: The share of the steps over which recipes other than steering warm up.
 WARMUP = 0.05
@@ -170,6 +173,21 @@ def steered(inner: str, *, rate: float | None = None, **options: Any) -> Recipe:
     changed += "".join(f", {name}={value}" for name, value in options.items())
     own = (("inner", inner), *options.items())
     return Recipe(f"steer {inner}{changed}", rate=rate or RATES[inner], optimizer="steer", options=own)
+
+
+def untuned(task: Task, inner: str, **options: Any) -> Recipe:
+    """Return a preset of `gyroscope.steer` at the ρ that it has for the task's network, with what is said changed.
+
+    >>> untuned(GPT.small, "adamw").name, untuned(GPT.full, "adamw").name
+    ('steer adamw', 'steer adamw 0.0123')
+    """
+    rate = _rate(task, inner)
+    return steered(inner, rate=None if rate == RATES[inner] else rate, **options)
+
+
+@cache
+def _rate(task: Task, inner: str) -> float:
+    return float(steer(task.network(0), inner).param_groups[0]["lr"])
 
 
 def adamw(task: Task, rate: float, decay: float) -> Recipe:

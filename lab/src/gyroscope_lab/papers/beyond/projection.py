@@ -24,9 +24,9 @@ from gyroscope_lab.papers.beyond.problems import (
     raw,
     score,
     seeds,
-    steered,
     tolerance,
     unit,
+    untuned,
 )
 from gyroscope_lab.papers.cells import cells, some
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -65,7 +65,7 @@ class Pair(Gain):
 def trials(lab: Lab) -> list[Trial]:
     """Return every preset with operation 1 and without, with norms learned and held, from all seeds."""
     return [
-        Trial(problem.at(lab), steered(inner, **options), seed)
+        Trial(problem.at(lab), untuned(problem.at(lab), inner, **options), seed)
         for problem in PROBLEMS
         for inner in presets(lab, problem)
         for norms in NORMS
@@ -88,7 +88,7 @@ def conclude(lab: Lab) -> Report:
         task = problem.at(lab)
         for inner in presets(lab, problem):
             for norms in NORMS:
-                on, off = (found.get((task, steered(inner, **options))) for options in _both(norms))
+                on, off = (found.get((task, untuned(task, inner, **options))) for options in _both(norms))
                 if on is not None and off is not None:
                     pairs.append(Pair(off, on, problem, inner, norms))
     some(pairs)

@@ -26,7 +26,7 @@ from gyroscope_lab.papers.beyond.problems import (
     raw,
     score,
     seeds,
-    steered,
+    untuned,
     warmed,
 )
 from gyroscope_lab.papers.cells import Cell, cells, some
@@ -64,7 +64,7 @@ def transformer(lab: Lab, kind: str) -> Task:
 
 def recipes(lab: Lab, task: Task) -> list[Recipe]:
     """AdamW at each of its rates, and steering with AdamW and with Muon inside."""
-    found = [*(adamw(task, rate, _DECAY) for rate in RATES), steered("adamw"), steered("muon")]
+    found = [*(adamw(task, rate, _DECAY) for rate in RATES), *(untuned(task, inner) for inner in ("adamw", "muon"))]
     return found[1:3] if lab.scale == "smoke" else found
 
 
