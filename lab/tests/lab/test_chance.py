@@ -66,6 +66,12 @@ def test_one_seed_and_a_training_that_diverged_decide_nothing():
         assert found.within(100.0) is None
         assert all_exceed([found]) is None
     assert gain([2.0], [1.0]).told == "+1.00"
+    assert gain([inf, inf], [inf, inf]).within(100.0) is None
+
+
+def test_a_gain_needs_the_same_seeds_of_both():
+    with pytest.raises(ValueError, match="shorter"):
+        gain([1.0, 2.0, 3.0], [1.0])
 
 
 def test_differences_of_rounding_are_a_tie_and_a_tie_decides_nothing():
@@ -138,6 +144,17 @@ def test_the_worst_of_each_are_compared_beyond_chance():
     assert smaller_at_worst(those, these) is False
     assert smaller_at_worst([Estimate(8.0, 0.5, inf)], those) is None
     assert smaller_at_worst(these, []) is None
+
+
+@pytest.mark.parametrize("seeds", [3, 10])
+def test_the_worst_of_many_that_are_alike_is_not_said_to_be_worse_more_often_than_by_chance(seeds):
+    """It is the worst by chance, so a test as if it had been chosen beforehand would say so in 5 % and more."""
+    random = np.random.default_rng(seeds)
+    said = [
+        smaller_at_worst([estimate(random.normal(size=seeds))], list(map(estimate, random.normal(size=(5, seeds)))))
+        for _ in range(COUNT)
+    ]
+    assert said.count(True) / COUNT < at_most(0.025)
 
 
 # A share of a gain

@@ -238,7 +238,7 @@ def _of_inputs(found: Sequence[Named], plan: Plan) -> list[Verdict]:
                 f"{depth} layers: dividing the input of the last layer by a constant benefits the training",
                 "it also benefits the training",
                 f"mean loss {better.as_factor} with the best constant, {best.removeprefix('divided by ')}",
-                better.above,
+                better.exceeds(0.0, tests=len(plan.divisors)),
                 over=_at(depth),
             )
         )
@@ -268,11 +268,16 @@ def _tuned(by_depth: dict[int, dict[str, Named]], plan: Plan) -> Verdict:
     True if each constant is worse than another at some depth, above chance. False if one is the best at all depths.
     """
     names = list(map(divided, plan.divisors))
+    tests = len(plan.depths) * (len(names) - 1)
+
+    def worse(one: Named, best: Named) -> bool | None:
+        return gain(one.logs, best.logs).exceeds(0.0, tests=tests)
+
     bests, served, told = [], [], []
     for depth, its in by_depth.items():
         best = min(names, key=lambda name: its[name].mean)
         bests.append(best)
-        served.append({name for name in names if not gain(its[name].logs, its[best].logs).above})
+        served.append({name for name in names if isfinite(its[name].mean) and not worse(its[name], its[best])})
         constants = ", ".join(name.removeprefix("divided by ") for name in names if name in served[-1])
         told.append(f"{depth} layers: {constants}")
     enough = len(served) == len(plan.depths) and len(plan.seeds) > 1

@@ -448,7 +448,7 @@ def mostly(better: int, of: int, *, layers: int) -> bool | None:
 
     Args:
         better: the cases in which the claim holds.
-        of: all cases, as many of each layer.
+        of: all cases, about as many of each layer.
         layers: the layers that they are of.
 
     >>> [mostly(better, 20, layers=20) for better in (18, 17, 16)], mostly(170, 200, layers=20)
@@ -462,12 +462,14 @@ def mostly(better: int, of: int, *, layers: int) -> bool | None:
 def _at_first(plain: Course, normalized: Course, name: str, says: str) -> Verdict:
     """The verdict on all p and all layers where at least one of the two is finite."""
     pairs = [
-        (a, b)
+        (layer, a, b)
         for p, values in plain.kappas[name].items()
-        for a, b in zip(*(_known(one, name)[0] for one in (values, normalized.kappas[name][p])), strict=True)
+        for layer, (a, b) in enumerate(
+            zip(*(_known(one, name)[0] for one in (values, normalized.kappas[name][p])), strict=True)
+        )
         if min(a, b) < np.inf
     ]
-    lower, layers = sum(bool(b < a) for a, b in pairs), inner(plain.kappas[name][SHARE], name).shape[-1]
+    lower, layers = sum(bool(b < a) for _, a, b in pairs), len({layer for layer, *_ in pairs})
     here = f"κ_p({FACTORS[name]}) lower in {lower} of {len(pairs)} layers and p"
     return Verdict(f"{says}: at first", "lower κ_p", here, mostly(lower, len(pairs), layers=layers))
 

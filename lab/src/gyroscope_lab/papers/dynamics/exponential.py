@@ -366,9 +366,11 @@ def _verdicts(by_name: dict[str, tuple[Pair, Twins]]) -> tuple[Verdict, ...]:
 def _rests(levels: Sequence[float]) -> bool | None:
     """Return whether the last level is within a tenth of the one before.
 
-    If it is not: None if the changes get smaller, or if there is only one.
+    If it is not: None if the changes get smaller, or if there is only one. None also where the training diverged.
     """
     changes = np.abs(np.diff(np.log(levels)))
+    if not np.isfinite(changes).all():
+        return None
     if changes[-1] < np.log(_STAYS):
         return True
     return None if len(changes) == 1 or changes[-1] < changes[-2] else False

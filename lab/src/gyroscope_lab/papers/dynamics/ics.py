@@ -33,7 +33,7 @@ from gyroscope.theory.reparameterize import between
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.at_hand import examples
-from gyroscope_lab.papers.chance import gain
+from gyroscope_lab.papers.chance import gain, opposite
 from gyroscope_lab.papers.dynamics.measurements import (
     Arm,
     Perceptron,
@@ -152,7 +152,7 @@ def _of_cost(arms: Arms, bound: float) -> list[Verdict]:
                 f"{method}{', damped,' if method == 'K-FAC' else ''} removes the cost of the means",
                 "said of undamped steps" if method == "K-FAC" else "expected",
                 f"moving the inputs makes the mean loss {costs[method].as_ratio}, under SGD {costs['SGD'].as_ratio}",
-                _not(costs[method].exceeds(_MARGIN)) if slower else None,
+                opposite(costs[method].exceeds(_MARGIN)) if slower else None,
             )
             for method in ahead
         ),
@@ -178,10 +178,6 @@ def _of_steps(steps: dict[float, float]) -> Verdict:
         f"moving the inputs changes the loss by {100 * steps[0.0]:.2g} % at most over {_STEPS} steps; {damped}",
         steps[0.0] < _SAME,
     )
-
-
-def _not(holds: bool | None) -> bool | None:
-    return None if holds is None else not holds
 
 
 def _span(ratios: npt.NDArray[np.float64]) -> str:
@@ -274,7 +270,7 @@ PLANS = {
     "small": Plan(
         Source("digits"), 4, 24, "linear2", 200, Schedule(epochs=40, batch=50, cuts=()), 2.0,
         {"SGD": _rates(-4, -3, -2, -1, 0), "SGD, BN": _rates(-1, 0, 1), "quasi-diagonal": _rates(-3, -2, -1, 0),
-         "K-FAC": _rates(-3, -2, -1, 0)}, 3, 0.1,
+         "K-FAC": _rates(-3, -2, -1, 0)}, 10, 0.1,
     ),
     "full": Plan(
         Source("mnist"), 5, 50, "linear3", 1000, Schedule(epochs=20, batch=128, cuts=(), drop_last=True), 2.0,

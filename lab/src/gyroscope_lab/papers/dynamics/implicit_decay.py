@@ -265,17 +265,20 @@ def _law(where: str, drawn: Sequence[Course]) -> Verdict:
 def _matters_little(where: str, drawn: Sequence[Course]) -> Verdict:
     """The verdict on test accuracies.
 
-    Each is of one seed, so that it has the error of the test examples. If some differ by `_NEAR` or more, the verdict
-    is undecided where that may be chance, and where those that differ are still in their transient phase.
+    Each is of one seed, so that it has the error of the test examples. The verdict is undecided where that error could
+    turn it, and where those that differ by `_NEAR` or more are still in their transient phase.
     """
     tests = [100 * one.result.test_accuracy for one in drawn]
-    settled = [one.tested for one in drawn if _has_settled(one)]
-    near = all_exceed([one - other for one, other in permutations(settled, 2)], -_NEAR)
+
+    def near(some: Sequence[Course]) -> bool | None:
+        return all_exceed([one.tested - other.tested for one, other in permutations(some, 2)], -_NEAR)
+
+    differ = near([one for one in drawn if _has_settled(one)]) is False
     return Verdict(
         f"{where}the explicit learning rate matters only in a transient phase at the start",
         "in words",
         f"test accuracies are {', '.join(f'{one:.1f}' for one in tests)} % for α = {_rates(drawn)}",
-        True if max(tests) - min(tests) < _NEAR else False if near is False else None,
+        True if near(drawn) else False if differ else None,
     )
 
 

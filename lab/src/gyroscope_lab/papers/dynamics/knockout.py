@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gyroscope.theory import knock_out
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.chance import Estimate, all_exceed, gain
+from gyroscope_lab.papers.chance import Estimate, all_exceed, gain, opposite
 from gyroscope_lab.papers.dynamics.measurements import (
     Arm,
     Perceptron,
@@ -102,12 +102,11 @@ def _unhurt(says: str, told: str, noisy: Arm, normal: Arm, plain: Arm, bound: fl
     taken = _taken(noisy, normal, plain)
     error = "" if taken.error is None else f" ± {100 * taken.error:.0f}"
     share = f", {100 * taken.mean:.0f}{error} % of the gain of batch normalization" if isfinite(taken.mean) else ""
-    above = taken.exceeds(_SHARE)
     here = (
         f"mean loss {noisy.area:.3g} against {normal.area:.3g}{share}; {noisy.learned_in(bound)} epochs to a loss of "
         f"{bound:g} against {normal.learned_in(bound)}; test {noisy.mean('test') - normal.mean('test'):+.1f} points"
     )
-    return Verdict(says, told, here, None if above is None else not above)
+    return Verdict(says, told, here, opposite(taken.exceeds(_SHARE)))
 
 
 def _taken(noisy: Arm, normal: Arm, plain: Arm) -> Estimate:
@@ -170,7 +169,7 @@ class Plan(Perceptron):
 PLANS = {
     "smoke": Plan(Source("digits"), 4, 32, Schedule(epochs=10, batch=50, cuts=()), (0.3,), 1, 0.5),
     "small": Plan(
-        Source("digits"), 5, 48, Schedule(epochs=60, batch=50, cuts=()), (0.03, 0.1, 0.3, 1.0, 3.0), 3, 0.1
+        Source("digits"), 5, 48, Schedule(epochs=60, batch=50, cuts=()), (0.03, 0.1, 0.3, 1.0, 3.0), 10, 0.1
     ),
     "full": Plan(
         Source("mnist"), 8, 256, Schedule(epochs=20, batch=128, cuts=(), drop_last=True), (0.03, 0.1, 0.3, 1.0, 3.0), 3,

@@ -86,15 +86,17 @@ class Arm:
         >>> arm.grown.tolist(), arm.damping.round(9).tolist(), arm.cosine.tolist()
         ([1.0, 4.0], [0.2], [0.7])
         """
-        squares = np.log([run["squares"] for run in runs])
-        curvature = np.log([run["curvature"][1:] for run in runs])
+        # Up to the last epoch that is known of all seeds: one that diverges has fewer.
+        known = min(len(run["squares"]) for run in runs)
+        squares = np.log([run["squares"][:known] for run in runs])
+        curvature = np.log([run["curvature"][1:known] for run in runs])
         return cls(
             kind,
             [run["test"] for run in runs],
-            mean_curve([run["loss"] for run in runs], len(runs[0]["loss"])),
+            mean_curve([run["loss"] for run in runs], max(len(run["loss"]) for run in runs)),
             np.asarray(np.exp((squares - squares[:, :1]).mean(axis=(0, 2)))),
             np.asarray(damping / np.exp(curvature.mean(axis=(0, 2)))),
-            np.asarray(np.mean([run["cosine"][1:] for run in runs], axis=0)),
+            np.asarray(np.mean([run["cosine"][1:known] for run in runs], axis=0)),
         )
 
     @property
@@ -279,7 +281,7 @@ PLANS = {
     ),
     "small": Plan(
         Source("digits"), "mlp-4x48", _MLP, Schedule(epochs=60, batch=50, cuts=(0.8,), factor=10.0), None,
-        (Regime("steps of any length", 0.1, 0.3), Regime("short steps", 0.3, 0.01, clip=1e-2)), 1e-2, 1, 5, 4,
+        (Regime("steps of any length", 0.1, 0.3), Regime("short steps", 0.3, 0.01, clip=1e-2)), 1e-2, 1, 5, 10,
     ),
     # The authors' schedule, damping and intervals; their rates and decays for K-FAC are not known.
     "full": Plan(

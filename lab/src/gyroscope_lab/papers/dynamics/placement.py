@@ -45,7 +45,7 @@ class Plan(Perceptron):
 
 PLANS = {
     "smoke": Plan(Source("digits"), 3, 16, Schedule(epochs=8, batch=50, cuts=()), (0.3,), 1),
-    "small": Plan(Source("digits"), 5, 48, Schedule(epochs=60, batch=50, cuts=()), (0.03, 0.1, 0.3, 1.0, 3.0), 5),
+    "small": Plan(Source("digits"), 5, 48, Schedule(epochs=60, batch=50, cuts=()), (0.03, 0.1, 0.3, 1.0, 3.0), 10),
     "full": Plan(
         Source("mnist"), 8, 256, Schedule(epochs=20, batch=128, cuts=(), drop_last=True), (0.03, 0.1, 0.3, 1.0, 3.0), 3
     ),
@@ -130,6 +130,7 @@ def report(found: dict[Place, Arm]) -> Report:
     )
     columns = ("normalization", "best rate", "mean loss", "test %", "share of the mean in activations")
     faster = {place: gain(none.logs, found[place].logs) for place in ("before", "after")}
+    known = bool(np.isfinite([*after.all("share"), *before.all("share")]).all())
     quicker, better = gain(after.logs, before.logs), gain(before.all("test"), after.all("test"))
     return Report(
         {"figure": _figure(found)},
@@ -140,7 +141,7 @@ def report(found: dict[Place, Arm]) -> Report:
                 "guaranteed to be uncentered before it",
                 f"the mean has {100 * max(after.all('share')):.2g} % of their second moment at most after it, "
                 f"{100 * min(before.all('share')):.2g} % at least before it",
-                max(after.all("share")) <= _CENTERED < min(before.all("share")),
+                max(after.all("share")) <= _CENTERED < min(before.all("share")) if known else None,
             ),
             Verdict("it trains faster before the ReLU than after it", "generally works better before",
                     f"mean loss {quicker.as_ratio} after it, each at its best rate", quicker.above),

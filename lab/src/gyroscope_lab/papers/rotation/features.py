@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, accuracy_error, cells, examples_tested, some
-from gyroscope_lab.papers.chance import Estimate, all_exceed, gain
+from gyroscope_lab.papers.chance import Estimate, gain
 from gyroscope_lab.papers.rotation.panels import title
 from gyroscope_lab.papers.rotation.recipes import layca
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -190,7 +190,7 @@ def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], ex
             "the further it rotates, the better the network generalizes",
             f"{TESTS[POWERS[0]] - TESTS[POWERS[-1]]:+.2f} points from the slowest to the fastest",
             f"{ahead[0].mean:+.2f} points, with a standard error of {noise:.2f} ({_counted(len(fastest.results))})",
-            all_exceed(ahead),
+            ahead[0].above if len({one.above for one in ahead}) == 1 else None,
         ),
         Verdict(
             "the further it rotates, the less retrievable is the initialization",
