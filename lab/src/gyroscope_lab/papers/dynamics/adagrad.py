@@ -83,7 +83,7 @@ PLANS = {
     ),
     "small": Plan(
         Source("digits"), "mlp-4x32", Schedule(epochs=100, batch=50, cuts=()),
-        {"Adagrad": _rates(0.003, 5), "RMSprop": _rates(0.0003, 5), "RMSprop, η/√k": _rates(0.001, 5)}, 5,
+        {"Adagrad": _rates(0.003, 5), "RMSprop": _rates(0.0003, 5), "RMSprop, η/√k": _rates(0.001, 5)}, 10,
     ),
     "full": Plan(
         Source("mnist"), "mlp-5x256", Schedule(epochs=10, batch=128, cuts=(), drop_last=True),

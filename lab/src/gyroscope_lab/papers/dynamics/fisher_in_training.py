@@ -219,7 +219,7 @@ PLANS = {
         Source("digits"), "mlp-3x16", Schedule(epochs=4, batch=50, cuts=()),
         {"diagonal, -1/2": (-3,), "diagonal, -1": (-4,), "K-FAC": (-2,)}, (-3,), 1,
     ),
-    "small": Plan(Source("digits"), "mlp-3x32", Schedule(epochs=15, batch=50, cuts=()), _RATES, _DAMPINGS, 3),
+    "small": Plan(Source("digits"), "mlp-3x32", Schedule(epochs=15, batch=50, cuts=()), _RATES, _DAMPINGS, 10),
     "full": Plan(
         Source("mnist", per_class=1000), "mlp-3x128", Schedule(epochs=5, batch=128, cuts=(), drop_last=True), _RATES,
         _DAMPINGS, 3, decompose_every=10,

@@ -78,7 +78,7 @@ _ONE = {"SGD": (0.1,), "Adam": (3e-3,)}
 _DIGITS = Source("digits", per_class=100)
 PLANS = {
     "smoke": Plan(("8 layers",), _ONE, 80, 10, seeds=1, batch=64, source=_DIGITS, inputs=64),
-    "small": Plan(tuple(NETWORKS), _RATES, 250, 10, seeds=3, batch=64, source=_DIGITS, inputs=64),
+    "small": Plan(tuple(NETWORKS), _RATES, 250, 10, seeds=10, batch=64, source=_DIGITS, inputs=64),
     "full": Plan(
         tuple(NETWORKS), _RATES, 2000, 50, seeds=5, batch=128, source=Source("mnist", per_class=1000), inputs=784
     ),

@@ -78,7 +78,7 @@ class Plan(Perceptron):
 
 PLANS = {
     "smoke": Plan(Source("digits"), 3, 12, 60, Schedule(epochs=10, batch=50, cuts=()), 0.3, 1),
-    "small": Plan(Source("digits"), 4, 24, 200, Schedule(epochs=40, batch=50, cuts=()), 0.3, 5),
+    "small": Plan(Source("digits"), 4, 24, 200, Schedule(epochs=40, batch=50, cuts=()), 0.3, 10),
     "full": Plan(Source("mnist"), 5, 50, 1000, Schedule(epochs=10, batch=128, cuts=(), drop_last=True), 0.1, 5),
 }
 

@@ -209,7 +209,7 @@ PLANS = {
     ),
     "small": Plan(
         Source("digits"), "digits-cnn", (), _DIGITS, None,
-        (Method("SGD", 0.01, 3e-2, momentum=0.9), Method("Adam", 1e-3, 3.0)), 3,
+        (Method("SGD", 0.01, 3e-2, momentum=0.9), Method("Adam", 1e-3, 3.0)), 10,
     ),
     # The authors' rates and decays for VGG16; this network has one more linear layer, normalized as the others.
     "full": Plan(

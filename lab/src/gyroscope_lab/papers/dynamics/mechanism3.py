@@ -251,7 +251,7 @@ PLANS = {
     ),
     "small": Plan(
         Source("digits"), "mlp-4x48", _MLP, 4, Schedule(epochs=80, batch=50, cuts=(0.8,), factor=10.0), 0.1, 0.1, 0.1,
-        (0.0, 0.003, 0.01, 0.03, 0.1, 0.3), 500, 5,
+        (0.0, 0.003, 0.01, 0.03, 0.1, 0.3), 500, 10,
     ),
     # The authors' damping without normalization; rates and decays are ours.
     "full": Plan(
