@@ -42,8 +42,10 @@ FALL = 0.05
 PLAIN, LASTBN = "resnet-", "resnet-lastbn-"
 #: The epochs of warm-up that LastBN is compared with.
 COMPARED = 5
-# A smoke test has a shallow network, and one warm-up.
-_SMOKE_MODEL, _SMOKE_WARMUPS = "resnet-8", (0, 5)
+# Networks on digits. Those of 20 layers learn without a warm-up, those of 56 not even with one. 44 layers were chosen
+# when three seeds had shown that they learn with each of the cures, and hardly without.
+_SHALLOWER = {"smoke": "resnet-8", "small": "resnet-44"}
+_SMOKE_WARMUPS = (0, 5)
 
 
 def warmups(lab: Lab) -> list[Trial]:
@@ -54,11 +56,10 @@ def warmups(lab: Lab) -> list[Trial]:
     [('SGD + L2', 10.0), ('SGD + L2', 15.0), ('Layca 3^-3', 0.0)]
     """
     [task] = lab.tasks(["c10-resnet110"])
-    smoke = lab.scale == "smoke"
-    if smoke:
-        task = replace(task, model=_SMOKE_MODEL)
+    if lab.scale in _SHALLOWER:
+        task = replace(task, model=_SHALLOWER[lab.scale])
     trials = []
-    for epochs in _SMOKE_WARMUPS if smoke else WARMUPS:
+    for epochs in _SMOKE_WARMUPS if lab.scale == "smoke" else WARMUPS:
         slow, recipe = sgd_decayed(replace(task, schedule=replace(task.schedule, warmup=float(epochs))))
         trials += over_seeds(slow, [recipe], lab.seeds)
     return trials + over_seeds(task, [layca(-3)], lab.seeds)
@@ -186,7 +187,7 @@ def turns(result: Result) -> tuple[list[float], list[float]]:
 
 
 def _only_deep(lab: Lab, holds: bool) -> bool | None:
-    """Leave verdicts undecided below full scale: shallow stand-ins start to learn without a warm-up too."""
+    """Leave verdicts undecided below full scale, where networks are shallower and warm-ups have fewer steps."""
     return holds if lab.scale == "full" else None
 
 
