@@ -75,13 +75,28 @@ def test_verdicts_turn_with_the_numbers(tmp_path, options, expected):
 def test_a_warm_up_is_needed_or_not_only_beyond_what_seeds_differ_by(tmp_path, gain, noise, expected):
     def make(trial):
         warm = bool(trial.task.schedule.warmup)
-        side = (trial.seed - 1) * noise * (1 if warm else -1)
+        side = (-1) ** trial.seed * noise * (1 if warm else -1)
         return result(loss=2.0 + (0.0 if warm else gain) + side)
 
     report = STUDY.conclude(lab_of(tmp_path, make))
     assert [verdict.holds for verdict in report.verdicts[:2]] == expected
     told = {True: "yes", False: "no", None: "undecided"}[expected[0]]
     assert {row[-1] for row in report.tables[0].rows} == {told}
+
+
+@pytest.mark.parametrize(("failing", "told"), [(1, "undecided"), (9, "yes")])
+def test_trainings_that_diverge_decide_if_they_are_more_than_by_chance(tmp_path, failing, told):
+    """Without a warm-up, some seeds have no loss, and the others are better than with one."""
+
+    def make(trial):
+        if trial.task.schedule.warmup:
+            return result(loss=2.05 + 1e-3 * trial.seed)
+        return result(loss=float("inf") if trial.seed < failing else 2.0)
+
+    report = STUDY.conclude(lab_of(tmp_path, make))
+    assert {row[-1] for row in report.tables[0].rows} == {told}
+    expected = [None, None] if told == "undecided" else [True, False]
+    assert [verdict.holds for verdict in report.verdicts[:2]] == expected
 
 
 def test_a_smoke_test_has_the_numbers_of_the_archive(lab, tmp_path):

@@ -1,6 +1,7 @@
 import pytest
 
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.beyond.problems import SEEDS
 from gyroscope_lab.papers.beyond.projection import STUDIES, trials
 from gyroscope_lab.training.archive import Archive
 from lab.made_lab import raw
@@ -16,7 +17,7 @@ def test_both_ways_differ_in_operation_1_alone(tmp_path):
         own = tuple(pair for pair in one.recipe.options if pair[0] != "project")
         (on if own == one.recipe.options else off).add((one.task, one.recipe.rate, own, one.seed))
     assert on == off
-    assert {seed for *_, seed in on} == {0, 1, 2}
+    assert {seed for *_, seed in on} == set(range(SEEDS["small"]))
 
 
 @pytest.mark.parametrize(
@@ -33,8 +34,18 @@ def test_both_ways_differ_in_operation_1_alone(tmp_path):
 def test_verdicts_turn_with_the_numbers(tmp_path, points, nats, noise, expected):
     def make(trial):
         on = ("project", False) not in trial.recipe.options
-        shift = noise * (trial.seed - 1)
+        shift = noise * (-1) ** trial.seed * (1 if on else -1)
         return made(test=0.8 + (on * points + shift) / 100, loss=2.0 - on * nats + shift)
+
+    report = STUDY.conclude(lab_of(tmp_path, make))
+    assert [verdict.holds for verdict in report.verdicts] == expected
+
+
+@pytest.mark.parametrize(("failing_on", "expected"), [(True, [False, False]), (False, [True, False])])
+def test_trainings_that_diverge_one_way_alone_count_against_it(tmp_path, failing_on, expected):
+    def make(trial):
+        fails = (("project", False) not in trial.recipe.options) is failing_on
+        return made(test=0.8 - 0.1 * fails, loss=float("inf") if fails else 2.0)
 
     report = STUDY.conclude(lab_of(tmp_path, make))
     assert [verdict.holds for verdict in report.verdicts] == expected

@@ -34,12 +34,12 @@ from gyroscope_lab.papers.beyond.problems import (
     adamw,
     decided,
     deviation,
+    difference,
     mean,
     presets,
     problems,
     raw,
     score,
-    scored,
     seeds,
     sgd,
     tolerance,
@@ -48,7 +48,7 @@ from gyroscope_lab.papers.beyond.problems import (
     warmed,
 )
 from gyroscope_lab.papers.cells import Cell, cells, some
-from gyroscope_lab.papers.chance import Estimate, all_exceed, smaller_at_worst
+from gyroscope_lab.papers.chance import Estimate, all_exceed, all_hold, smaller_at_worst
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
@@ -229,7 +229,7 @@ class Line:
     def gap(self, name: str) -> Estimate:
         """How far a method without tuning is behind the best tuned one, in points or nats."""
         tuned = min((one.cell for one in self.tuned.values()), key=score)
-        return scored(self.untuned[self.default if name == _STEER else name]) - scored(tuned)
+        return difference(self.untuned[self.default if name == _STEER else name], tuned)
 
     def has(self, name: str) -> bool:
         """Return whether a method without tuning was trained: Muon is for matrices alone."""
@@ -296,17 +296,21 @@ def _verdicts(lab: Lab, lines: Sequence[Line]) -> list[Verdict]:
     aim = "within 0.5 points or 0.01 nats (our aim)"
     known = decided(lab, [cell for line in lines for cell in _all(line)])
     gaps = {line.problem.name: (line.gap(_STEER), line.task) for line in lines}
-    listed = ", ".join(f"{problem} {gap.told} {unit(task)}" for problem, (gap, task) in gaps.items())
+    listed = ", ".join(
+        f"{problem} {gap.to(3 if task.source.is_text else 2)} {unit(task)}" for problem, (gap, task) in gaps.items()
+    )
     # How far inside of the tolerance each is.
     margins = [(-gap).plus(tolerance(task)) for gap, task in gaps.values()]
     ahead, behind = ([gap.above for gap, _ in gaps.values()].count(side) for side in (False, True))
     told = "steering without tuning (SGD's preset for convolutions, Muon's for all else)"
     names = [_STEER, *dict.fromkeys(name for line in lines for name in line.untuned if not name.startswith("steer"))]
     relative = {
-        name: [line.gap(name).times(1 / tolerance(line.task)) for line in lines if line.has(name)] for name in names
+        name: {line.problem: line.gap(name).times(1 / tolerance(line.task)) for line in lines if line.has(name)}
+        for name in names
     }
-    all_worst = ", ".join(f"{name} {max(one.mean for one in its):.0f}" for name, its in relative.items())
-    smaller = [smaller_at_worst(relative[_STEER], its) for name, its in relative.items() if name != _STEER]
+    all_worst = ", ".join(f"{name} {max(one.mean for one in its.values()):.0f}" for name, its in relative.items())
+    ours = relative.pop(_STEER)
+    smaller = [smaller_at_worst([ours[problem] for problem in its], list(its.values())) for its in relative.values()]
     return [
         Verdict(
             f"{told} is close to the best tuned on every problem", aim, listed, all_exceed(margins) if known else None
@@ -321,7 +325,7 @@ def _verdicts(lab: Lab, lines: Sequence[Line]) -> list[Verdict]:
             "of what needs no tuning, steering has the smallest worst gap",
             "the smallest (our aim)",
             f"{all_worst} (of 0.5 points or 0.01 nats; Muon without convolutions)",
-            (False if False in smaller else True if all(smaller) else None) if known else None,
+            all_hold(smaller) if known else None,
         ),
     ]
 

@@ -52,9 +52,10 @@ class Pair(Gain):
     norms: str
 
     @property
-    def counts(self) -> bool:
-        """True if the gain, or loss, is more than chance and more than the tolerance; False for one seed."""
-        return self.over_seeds.above is not None and abs(self.value) > tolerance(self.changed.task)
+    def helps(self) -> bool | None:
+        """True if the gain is more than chance and than the tolerance, False if the loss is; None for one seed."""
+        found = self.over_seeds
+        return found.above if abs(found.mean) > tolerance(self.changed.task) else None
 
     @property
     def alike(self) -> bool:
@@ -104,7 +105,7 @@ def _table(pairs: Sequence[Pair]) -> Table:
     rows = []
     for pair in pairs:
         scores = f"{score(pair.changed):.3f}", f"{score(pair.without):.3f}", f"{pair.value:+.3f}", _text(pair.noise)
-        told = unit(pair.changed.task), "yes" if pair.counts else "no" if pair.alike else "undecided"
+        told = unit(pair.changed.task), "no" if pair.alike else "undecided" if pair.helps is None else "yes"
         rows.append((pair.problem.name, pair.inner, pair.norms, *scores, *told))
     columns = (
         "problem",
@@ -129,8 +130,7 @@ def _verdicts(lab: Lab, pairs: Sequence[Pair]) -> list[Verdict]:
     """Conclude from the pairs that have all their seeds; from all pairs, and nothing, if none has."""
     sure = [pair for pair in pairs if decided(lab, (pair.changed, pair.without))]
     known, pairs = bool(sure), sure or pairs
-    better = [pair for pair in pairs if pair.counts and pair.value > 0]
-    worse = [pair for pair in pairs if pair.counts and pair.value < 0]
+    better, worse = ([pair for pair in pairs if pair.helps is side] for side in (True, False))
     alike = [pair for pair in pairs if pair.alike]
     few, most = CHANCE * len(pairs), (1 - CHANCE) * len(pairs)
     rest = len(pairs) - len(better) - len(worse) - len(alike)
@@ -169,7 +169,7 @@ def _draw(pairs: Sequence[Pair]) -> Figure:
         ax.axvspan(-most, most, color="0.93")
         ax.axvline(0, color="0.5", linewidth=0.8)
         for place, pair in enumerate(reversed(its)):
-            color = "C0" if pair.counts and pair.value > 0 else "C3" if pair.counts else "0.4"
+            color = {True: "C0", False: "C3", None: "0.4"}[pair.helps]
             ax.errorbar(pair.value, place, xerr=pair.over_seeds.span, fmt="o", color=color, markersize=4, linewidth=1)
         names = [f"{pair.problem.name}, {pair.inner}, norms {pair.norms}" for pair in reversed(its)]
         ax.set_yticks(range(len(its)), names, fontsize=8)

@@ -8,10 +8,11 @@ losses at the small scale were known.
 
 Rates lie a factor of two apart and are the same for all sizes. They are compared at seed 0 first. While the best rate
 of any size lies at the edge of the grid, the next rate beyond it is tried at every size, up to three times. A best rate
-still at the edge is marked. The best rate of each size, that of the smallest, and the one for all are then trained from
-three seeds. If their mean is above the loss of another rate, the other rate takes its place, and is trained from three
-seeds too. If that one lies at the edge of the grid, it is marked, and the grid does not grow again. This was added
-after part of the results at the full scale was known: there, AdamW's best rates at seed 0 failed from other seeds.
+still at the edge is marked. The best rate of each size, the second best, that of the smallest, and the one for all are
+then trained from all seeds. If their mean is above the loss of another rate, the other rate takes its place, and is
+trained from all seeds too. If that one lies at the edge of the grid, it is marked, and the grid does not grow again.
+This was added after part of the results at the full scale was known: there, AdamW's best rates at seed 0 failed from
+other seeds.
 
 Verdicts take errors over seeds into account. They compare two kinds over the sizes of which the losses of both are
 known.
@@ -41,7 +42,7 @@ from gyroscope_lab.papers.beyond.problems import (
     warmed,
 )
 from gyroscope_lab.papers.cells import Cell, cells, some
-from gyroscope_lab.papers.chance import Estimate, all_exceed, gain, mean_of, smaller_at_worst
+from gyroscope_lab.papers.chance import Estimate, all_exceed, all_hold, gain, mean_of, smaller_at_worst
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.task import Task
@@ -170,6 +171,14 @@ class Curve:
         return min(self.tried, key=self.tried.__getitem__)
 
     @property
+    def second(self) -> float:
+        """The best rate but one."""
+        return self._best_but(self.best)
+
+    def _best_but(self, rate: float) -> float:
+        return min((one for one in self.cells if one != rate), key=self.tried.__getitem__)
+
+    @property
     def at_edge(self) -> bool:
         """True if the best rate is the lowest or the highest."""
         return self.best in (min(self.cells), max(self.cells))
@@ -179,17 +188,18 @@ class Curve:
         return log2(self.best / smallest.best)
 
     def lost(self, rate: float) -> Estimate | None:
-        """What is lost with another rate than the best, in nats: the mean over the seeds of the other.
+        """What is lost with a rate, in nats: compared with the best of the others, over the seeds of the rate.
 
-        None if that is not known, also because the best rate lacks one of these seeds so far.
+        With the best rate nothing is lost, up to the error with which it is ahead of the second best. None if that is
+        not known, also because the best of the others lacks one of these seeds so far.
         """
         if rate not in self.cells:
             return None
-        other, best = self.cells[rate].by_seed, self.cells[self.best].by_seed
-        if not other.keys() <= best.keys():
+        its, rival = self.cells[rate].by_seed, self.cells[self._best_but(rate)].by_seed
+        if not its.keys() <= rival.keys():
             return None
-        found = gain(*([its[seed].best_test_loss for seed in other] for its in (other, best)))
-        return found if isfinite(found.mean) else None
+        found = gain(*([one[seed].best_test_loss for seed in its] for one in (its, rival)))
+        return replace(found, mean=max(0.0, found.mean)) if isfinite(found.mean) else None
 
 
 def one_rate(its: Sequence[Curve]) -> float:
@@ -207,7 +217,7 @@ def curves(lab: Lab) -> dict[str, list[Curve]]:
 def _seeded(lab: Lab, its: Sequence[Curve]) -> list[Curve]:
     """The same curves, with all seeds at the rates that are reported; with these, another rate may be the best."""
     while True:
-        found = [_with_seeds(lab, curve, (curve.best, its[0].best, one_rate(its))) for curve in its]
+        found = [_with_seeds(lab, curve, (curve.best, curve.second, its[0].best, one_rate(its))) for curve in its]
         if _known(found) == _known(its):
             return found
         its = found
@@ -333,21 +343,18 @@ def _moves_less(kind: str, its: Sequence[Curve], others: Sequence[Curve], count:
     """The verdict on moves and losses, over the larger sizes of which the losses of both kinds are known.
 
     A best rate has moved for sure if the rate of the smallest loses more than by chance. A kind moves less if all of
-    its moves are fewer than the sure ones of the other, and no less if its sure moves are as many as all of the other.
+    its moves are fewer than the sure ones of the other.
     """
     lost = [_lost(one[1:], one[0].best) for one in (its, others)]
     sizes = [size for size in lost[0] if size in lost[1]]
     says = f"{kind}: its best rate moves less than AdamW's, and less is lost by keeping it"
     if not sizes:
         return Verdict(says, "less on average (our aim)", "no size is known of both", None)
-    moved, sure = [], []
-    for one, its_lost in zip((its, others), lost, strict=True):
-        moves = {curve.size: abs(curve.moved(one[0])) for curve in one}
-        moved.append(mean([moves[size] for size in sizes]))
-        sure.append(mean([moves[size] if its_lost[size].above else 0.0 for size in sizes]))
+    moves = [{curve.size: abs(curve.moved(one[0])) for curve in one} for one in (its, others)]
+    moved = [mean([one[size] for size in sizes]) for one in moves]
+    sure = mean([moves[1][size] if lost[1][size].above else 0.0 for size in sizes])
     mine, theirs = (mean_of([one[size] for size in sizes]) for one in lost)
-    parts = [True if moved[0] < sure[1] else False if sure[0] >= moved[1] else None, (theirs - mine).above]
-    holds = False if False in parts else True if all(parts) else None
+    holds = all_hold([True if moved[0] < sure else None, (theirs - mine).above])
     return Verdict(
         says,
         "less on average (our aim)",

@@ -23,6 +23,7 @@ from gyroscope_lab.papers.beyond.problems import (
     Gain,
     adamw,
     decided,
+    mean,
     raw,
     score,
     seeds,
@@ -30,7 +31,7 @@ from gyroscope_lab.papers.beyond.problems import (
     warmed,
 )
 from gyroscope_lab.papers.cells import Cell, cells, some
-from gyroscope_lab.papers.chance import all_exceed
+from gyroscope_lab.papers.chance import all_exceed, all_hold, gain, opposite
 from gyroscope_lab.papers.rotation.warmup import LASTBN, SHOWN, cures, training_accuracy
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -49,7 +50,7 @@ RATES = (3e-3, 1e-2)
 DEPTHS = {"smoke": 2, "small": 6, "full": 12}
 _KINDS = {"pre-LN": False, "post-LN": True}
 _DECAY = 0.1
-# A network starts if its training accuracy by epoch `SHOWN` is less than this many points below that of a warm-up.
+# A network starts if its training accuracy by epoch `SHOWN` is less than this many points below that with a warm-up.
 _STARTS = 5.0
 
 
@@ -80,7 +81,7 @@ def transformers(lab: Lab) -> list[Trial]:
 
 
 def residual(lab: Lab) -> list[Trial]:
-    """Return the trials of `rotation/lastbn`, from three seeds."""
+    """Return the trials of `rotation/lastbn`, from all seeds."""
     first = list(dict.fromkeys((trial.task, trial.recipe) for trial in cures(lab)))
     return [Trial(task, recipe, seed) for task, recipe in first for seed in seeds(lab)]
 
@@ -158,9 +159,7 @@ def _table(its: Sequence[WarmUp]) -> Table:
 
 
 def _of_residual(deep: Sequence[Cell]) -> Table:
-    rows = tuple(
-        (_named(cell), float(training_accuracy(cell)[:SHOWN][-1]), cell.test, len(cell.results)) for cell in deep
-    )
+    rows = tuple((_named(cell), mean(_started(cell)), cell.test, len(cell.results)) for cell in deep)
     columns = ("network", f"train % by epoch {SHOWN}", "test %", "seeds")
     return Table("Three cures of a deep residual network", columns, rows)
 
@@ -184,13 +183,13 @@ def _verdicts(lab: Lab, its: Sequence[WarmUp]) -> list[Verdict]:
     plain = [gain for gain in its if not gain.is_steered]
     post = [gain for gain in plain if gain.kind == "post-LN"]
     under_layca = [gain for gain in its if gain.is_steered]
-    does_without, steered_do = (_none_needed(some) if known else None for some in (post, under_layca))
+    does_without, steered_do = (_none_needed(part) if known else None for part in (post, under_layca))
     return [
         Verdict(
             "a post-LN transformer needs a warm-up under AdamW",
             "it does (published)",
             told(post),
-            None if does_without is None else not does_without,
+            opposite(does_without),
         ),
         Verdict(
             "steered transformers need no warm-up, pre-LN or post-LN",
@@ -209,17 +208,23 @@ def _none_needed(its: Sequence[WarmUp]) -> bool | None:
 def _cures(lab: Lab, deep: Sequence[Cell]) -> list[Verdict]:
     if len(deep) < 5:
         return []
-    failing, warm, steady, plain, cured = (float(training_accuracy(cell)[:SHOWN][-1]) for cell in deep)
-    stalls = failing < warm - _STARTS
+    failing, warm, steady, plain, cured = map(_started, deep)
     says = "the ResNet that does not start without a warm-up is the one that LastBN cures: both failures are one"
     here = (
-        f"training accuracy by epoch {SHOWN}: {failing:.1f} % without a cure, {warm:.1f} % with a warm-up, "
-        f"{steady:.1f} % under Layca; {plain:.1f} % without LastBN and {cured:.1f} % with it"
+        f"training accuracy by epoch {SHOWN}: {mean(failing):.1f} % without a cure, {mean(warm):.1f} % with a warm-up, "
+        f"{mean(steady):.1f} % under Layca; {mean(plain):.1f} % without LastBN and {mean(cured):.1f} % with it"
     )
-    # A network that starts without a cure, as shallow stand-ins do, says nothing about cures.
-    known = stalls and decided(lab, deep)
-    holds = plain < cured - _STARTS and cured > warm - _STARTS and steady > warm - _STARTS
-    return [Verdict(says, "the papers do not compare", here, holds if known else None)]
+    # A network that starts without a cure says nothing about cures.
+    holds = None
+    if decided(lab, deep) and gain(warm, failing).exceeds(_STARTS):
+        as_warm = [gain(one, warm).exceeds(-_STARTS) for one in (cured, steady)]
+        holds = all_hold([gain(cured, plain).exceeds(_STARTS), *as_warm])
+    return [Verdict(says, "the papers do not compare", here, holds)]
+
+
+def _started(cell: Cell) -> list[float]:
+    """The training accuracy by epoch `SHOWN` in percent, or when a training was stopped before, seed by seed."""
+    return [100 * result.accuracy[:SHOWN][-1] for result in cell.results]
 
 
 def _draw(its: Sequence[WarmUp], deep: Sequence[Cell]) -> Figure:
@@ -243,11 +248,11 @@ def _draw(its: Sequence[WarmUp], deep: Sequence[Cell]) -> Figure:
 def _draw_gains(ax: Axes, its: Sequence[WarmUp]) -> None:
     ax.axvspan(-NATS, NATS, color="0.93")
     ax.axvline(0, color="0.5", linewidth=0.8)
-    for place, gain in enumerate(reversed(its)):
-        color = "C0" if gain.is_steered else "black"
-        if isfinite(gain.value):
-            ax.errorbar(gain.value, place, xerr=gain.over_seeds.span, fmt="o", color=color, markersize=4, linewidth=1)
-    ax.set_yticks(range(len(its)), [f"{gain.kind}, {gain.without.recipe.name}" for gain in reversed(its)], fontsize=8)
+    for place, one in enumerate(reversed(its)):
+        color = "C0" if one.is_steered else "black"
+        if isfinite(one.value):
+            ax.errorbar(one.value, place, xerr=one.over_seeds.span, fmt="o", color=color, markersize=4, linewidth=1)
+    ax.set_yticks(range(len(its)), [f"{one.kind}, {one.without.recipe.name}" for one in reversed(its)], fontsize=8)
     ax.set_xlabel("gain of a warm-up (nats, intervals at 95 %)")
     ax.set_title("Transformers: right of the gray, a warm-up is needed", fontsize=9)
 
