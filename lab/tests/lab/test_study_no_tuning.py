@@ -8,12 +8,12 @@ from gyroscope.control import presets
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.beyond import no_tuning
 from gyroscope_lab.papers.beyond.no_tuning import MOVES, STUDIES, fixed, grids, trials, tune
-from gyroscope_lab.papers.beyond.problems import GPT, PROBLEMS, problems, warmed
+from gyroscope_lab.papers.beyond.problems import GPT, PROBLEMS, SEEDS, UNSEEN, problems, warmed
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from lab.made_lab import MadeLab, raw
 
-[STUDY] = STUDIES
+STUDY, UNSEEN_STUDY = STUDIES
 PACKAGES = ("schedule-free", "prodigy")
 
 
@@ -70,12 +70,12 @@ def test_the_preset_is_what_the_library_takes(problem):
     assert f"Layca over {preset.inner}" in str(optimizer)
 
 
-def test_headline_cells_have_three_seeds_and_steering_has_no_warm_up(tmp_path):
+def test_headline_cells_have_all_seeds_and_steering_has_no_warm_up(tmp_path):
     lab = Lab(Archive(tmp_path), "small")
     for problem in problems(lab):
         for task, recipe in fixed(lab, problem):
             seeds = [one.seed for one in trials(lab) if (one.task, one.recipe) == (task, recipe)]
-            assert seeds == [0, 1, 2]
+            assert seeds == list(range(SEEDS["small"]))
             own = recipe.optimizer in ("steer", *PACKAGES)
             assert task.schedule.warmup == (0.0 if own else pytest.approx(0.05 * task.schedule.epochs))
 
@@ -100,7 +100,7 @@ def test_a_grid_is_extended_until_its_best_lies_inside(tmp_path, rate, decay):
     assert tuned.cell.recipe.rate == pytest.approx(rate)
     assert tuned.cell.recipe.weight_decay == pytest.approx(decay)
     assert tuned.inside
-    assert len(tuned.cell.results) == 3
+    assert len(tuned.cell.results) == SEEDS["small"]
     assert len(tuned.tried) >= 9 + (rate != 3e-3)
 
 
@@ -170,12 +170,29 @@ def test_gaps_that_seeds_could_turn_decide_nothing(tmp_path, points, nats, noise
     """The best and steering differ from seed to seed in opposite directions."""
 
     def make(trial):
-        side = (trial.seed - 1) * noise * (1 if trial.recipe.optimizer == "steer" else -1)
+        side = (-1) ** trial.seed * noise * (1 if trial.recipe.optimizer == "steer" else -1)
         ahead = trial.recipe.optimizer == "steer"
         return made(test=0.8 + (ahead * points + side) / 100, loss=2.0 - ahead * nats - side / 50)
 
     report = STUDY.conclude(lab_of(tmp_path, make))
     assert [verdict.holds for verdict in report.verdicts] == expected
+
+
+def test_unseen_problems_share_neither_data_nor_tasks_with_those_that_presets_were_chosen_on(tmp_path):
+    lab = Lab(Archive(tmp_path), "small")
+    seen = {problem.at(lab) for problem in PROBLEMS}
+    assert {problem.at(lab).source.name for problem in UNSEEN}.isdisjoint({task.source.name for task in seen})
+    assert {trial.task.name for trial in UNSEEN_STUDY.trials(lab)}.isdisjoint({task.name for task in seen})
+    full = UNSEEN_STUDY.trials(Lab(Archive(tmp_path), "full"))
+    assert {trial.precision or trial.task.precision for trial in full} == {"float32"}
+
+
+def test_unseen_problems_are_judged_as_the_others_are(tmp_path):
+    report = UNSEEN_STUDY.conclude(lab_of(tmp_path, with_gap(points=0.2, nats=0.0)))
+    assert [verdict.holds for verdict in report.verdicts] == [True, True, True]
+    assert [table.title.split(":")[0] for table in report.tables] == [problem.name for problem in UNSEEN]
+    worse = UNSEEN_STUDY.conclude(lab_of(tmp_path, with_gap(points=-0.6, nats=0.0)))
+    assert [verdict.holds for verdict in worse.verdicts] == [False, False, False]
 
 
 def test_a_smoke_test_decides_nothing_and_has_the_numbers_of_the_archive(lab, tmp_path):
@@ -198,7 +215,7 @@ def test_the_table_has_best_and_final_losses_and_where_a_grid_ends(tmp_path):
     table = next(one for one in report.tables if one.title.startswith("LSTM"))
     row = next(row for row in table.rows if row[0] == "steer muon")
     assert row[3:6] == ("1.900", "1.900", "-0.100")
-    assert row[-1] == 3
+    assert row[-1] == SEEDS["small"]
 
 
 def test_a_problem_is_left_out_until_its_preset_is_known_and_verdicts_wait_for_seeds(tmp_path):

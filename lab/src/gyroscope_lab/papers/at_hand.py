@@ -13,7 +13,7 @@ from gyroscope_lab.engine.laboratory import Lab
 DIGITS = Source("digits")
 _CLASSES = 10
 # Published training examples, and the pixels and channels of each.
-_EXAMPLES = {"digits": _CLASSES * PER_CLASS, "mnist": 60_000, "cifar-10": 50_000}
+_EXAMPLES = {"digits": _CLASSES * PER_CLASS, "mnist": 60_000, "cifar-10": 50_000, "cifar-100": 50_000}
 _PIXELS = {"digits": 64, "mnist": 784, "cifar-10": 3072}
 _CHANNELS = {"digits": 1, "mnist": 1, "cifar-10": 3}
 

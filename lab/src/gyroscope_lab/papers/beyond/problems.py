@@ -141,9 +141,30 @@ PROBLEMS = (
 )
 
 
-def problems(lab: Lab) -> list[Problem]:
+def _unseen(name: str, source: Source, model: str, *, passes: int, on_digits: dict[str, Any], **own: Any) -> Problem:
+    """A problem on few images, the same at both scales; a smoke test is on digits."""
+    schedule = Schedule(epochs=5, passes=passes, batch=32, cuts=(), cosine=True)
+    small = Task(f"cosine-{source.name}-{model}", source, model, tuple(own.items()), schedule, test_loss=True)
+    smoke = replace(small, source=_DIGITS, options=tuple((own | on_digits).items()), schedule=_SMOKE_IMAGES)
+    return Problem(name, replace(small, precision="float32"), small, smoke)
+
+
+_TINY: dict[str, Any] = {"width": 32, "depth": 2, "heads": 2}
+_TINY_ON_DIGITS: dict[str, Any] = {"channels": 1, "side": 8, "patch": 2}
+_MNIST, _CIFAR = Source("mnist", per_class=100), Source("cifar-10", per_class=200)
+#: Problems on which no preset, no default and no grid was chosen: they were trained after all of these were fixed.
+UNSEEN = (
+    _unseen("MLP, MNIST", _MNIST, "mlp-3x128", passes=2, on_digits={"inputs": 64}, inputs=784, biases=True),
+    _unseen(
+        "ViT, MNIST", _MNIST, "vit-small", passes=2, on_digits=_TINY_ON_DIGITS, channels=1, side=28, patch=7, **_TINY
+    ),
+    _unseen("ViT, CIFAR-10", _CIFAR, "vit-small", passes=1, on_digits=_TINY_ON_DIGITS, patch=8, **_TINY),
+)
+
+
+def problems(lab: Lab, of: Sequence[Problem] = PROBLEMS) -> list[Problem]:
     """Return the problems whose tasks at this scale differ."""
-    return list({one.at(lab): one for one in reversed(PROBLEMS)}.values())[::-1]
+    return list({one.at(lab): one for one in reversed(of)}.values())[::-1]
 
 
 def presets(lab: Lab, problem: Problem) -> list[str]:
