@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import shutil
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -151,6 +152,56 @@ def test_what_is_logged_of_the_weights_of_a_run_is_kept_without_a_step(tmp_path)
     run = gyroscope.load(tmp_path / "run")
     assert run.steps.tolist() == list(range(7))
     assert run.scalars["accuracy"].steps.tolist() == [6]
+
+
+@pytest.mark.parametrize(("at", "how"), [(10, "weights"), (10, "state"), (12, "state")])
+def test_losses_after_the_last_measured_step_of_a_killed_run_stay_until_a_step_is_taken(tmp_path, at, how):
+    model = net()
+    optimizer = momentum(model.parameters())
+    with gyroscope.watch(model, optimizer, tmp_path / "run", every=10, **PLAIN) as monitor:
+        go(model, optimizer, range(at), monitor)
+        kept, state = copy.deepcopy(model.state_dict()), monitor.state_dict()
+        go(model, optimizer, range(at, 15), monitor)
+        monitor.flush()
+        shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    model.load_state_dict(kept)
+    with gyroscope.watch(model, momentum(model.parameters()), tmp_path / "killed", every=10, **PLAIN) as monitor:
+        if how == "state":
+            monitor.load_state_dict(state)
+        monitor.log(accuracy=0.1)
+        with pytest.raises(StoreError, match="with the first step"):
+            monitor.flush()
+    run = gyroscope.load(tmp_path / "killed")
+    assert run.steps.tolist() == [0, 10]
+    assert run.scalars["loss"].steps.tolist() == list(range(1, 16))
+
+
+def test_a_run_is_read_while_what_was_logged_waits_for_a_step_and_after_it_was_dropped(tmp_path):
+    model = net()
+    train(model, tmp_path / "run", range(3))
+    at_3 = copy.deepcopy(model.state_dict())
+    train(model, tmp_path / "run", range(3, 6))
+    model.load_state_dict(at_3)
+    monitor = gyroscope.watch(model, momentum(model.parameters()), tmp_path / "run", **PLAIN)
+    monitor.log(accuracy=0.1)
+    for said in ("with the first step", "dropped: 1"):
+        assert monitor.run.steps.tolist() == list(range(7))
+        assert list(gyroscope.diagnose(monitor)) == list(gyroscope.diagnose(tmp_path / "run"))
+        with pytest.raises(StoreError, match=said):
+            monitor.flush()
+        monitor.close()
+
+
+def test_a_run_that_could_not_be_resumed_at_its_first_step_says_that_recording_stopped(tmp_path, caplog):
+    model = net()
+    train(model, tmp_path / "run", range(6))
+    (tmp_path / "run" / "reference.pt").unlink()
+    optimizer = momentum(model.parameters())
+    with gyroscope.watch(model, optimizer, tmp_path / "run", step=6, **PLAIN) as monitor:
+        monitor.log(accuracy=0.1)
+        go(model, optimizer, range(6, 8))
+    assert "recording stopped before its first step. What was logged is dropped" in caplog.text
+    assert "no step was taken" not in caplog.text
 
 
 @pytest.mark.parametrize("how", ["weights", "state", "step", "new"])
@@ -366,6 +417,22 @@ def only_rank_0_sees_the_folder(folder: Path) -> None:
         assert monitor.error is None, monitor.error
 
 
+def a_run_that_is_sharded_after_watch_says_so_to_the_rank_that_asks(folder: Path) -> None:
+    """As it looks for its weights among the steps of the run: of shards, it would wait for the other rank."""
+    model, optimizer, monitor = _simple(folder, ranks.Kinds())
+    ranks.go(model, optimizer, range(2), split=True)
+    monitor.close()
+    dist.barrier()
+    model, optimizer, monitor = _simple(folder, model)
+    optimizer.param_groups[0]["params"] = list(ranks.shard(model).parameters())
+    if dist.get_rank() == 0:
+        with pytest.raises(StoreError, match="was sharded after `watch`"):
+            monitor.flush()
+    ranks.go(model, optimizer, range(2, 4), split=True)
+    assert isinstance(monitor.error, MonitorError) == (dist.get_rank() == 0)
+    monitor.close()
+
+
 def rank_0_logs_alone_before_the_first_step(folder: Path) -> None:
     model, optimizer, monitor = _simple(folder)
     if dist.get_rank() == 0:
@@ -460,6 +527,7 @@ CLAIMS = [
     a_full_disk_on_rank_0_does_not_stop_training,
     a_state_can_be_loaded_after_some_steps,
     only_rank_0_sees_the_folder,
+    a_run_that_is_sharded_after_watch_says_so_to_the_rank_that_asks,
     rank_0_logs_alone_before_the_first_step,
     shards_of_unequal_size_are_rounded_alike,
     each_data_parallel_rank_loads_the_state_it_saved,

@@ -205,10 +205,10 @@ class Monitor:
 
     @property
     def run(self) -> Run:
-        """The run, to read, with everything that was measured so far."""
+        """The run, to read, with everything that was measured so far, and logged since the first step."""
         if self.path is None:
             raise MonitorError("The first rank records this run, in a new folder. Ask there, or pass `run` to watch.")
-        self.flush()
+        self._write_out()
         return load(self.path)
 
     @property
@@ -307,6 +307,12 @@ class Monitor:
                 values wait for the first step: of a sharded model, or of an attempt that will hide later steps.
         """
         check_numbers(timeout=timeout)
+        self._write_out(timeout)
+        unwritten = self._chronicle.unwritten()
+        if unwritten is not None:
+            raise StoreError(unwritten)
+
+    def _write_out(self, timeout: float | None = None) -> None:
         # Ranks that measure together begin together, at a step.
         self._safely(self._chronicle.drain if self._sharded else self._chronicle.open)
         if self._recorder is not None:
@@ -314,9 +320,6 @@ class Monitor:
         if self.error is not None:
             said = str(self.error) or type(self.error).__name__
             raise StoreError(f"Recording of {self.path} has stopped, and everything after that is lost: {said}")
-        unwritten = self._chronicle.unwritten()
-        if unwritten is not None:
-            raise StoreError(unwritten)
 
     def close(self, *, interrupted: bool = False) -> None:
         """Record the last step, remove all hooks and finish the run; its state is "ended" unless `interrupted`."""

@@ -432,11 +432,6 @@ class Chronicle:
         if self.begun:
             return
         self.begun = True
-        if not self.about.shared and any_sharded(p for track in self._tracks for p in track.parameters()):
-            raise MonitorError(
-                "The model was sharded after `watch`, so other ranks do not take part in measuring. Call watch after "
-                "fully_shard, or after accelerator.prepare, on all ranks."
-            )
         start = start or self._beginning()
         for track in self._tracks:
             if start.adopt is not None:
@@ -449,6 +444,11 @@ class Chronicle:
             self._write(start, saved)
 
     def _beginning(self) -> Beginning:
+        if not self.about.shared and any_sharded(p for track in self._tracks for p in track.parameters()):
+            raise MonitorError(
+                "The model was sharded after `watch`, so other ranks do not take part in measuring. Call watch after "
+                "fully_shard, or after accelerator.prepare, on all ranks."
+            )
         return beginning(
             self._existing, self._tracks, self.about.members, loaded=self.loaded, step=self._step_given,
             own_reference=self._own_reference, shared=self.about.shared,
@@ -460,9 +460,9 @@ class Chronicle:
         return self.begun and [track.taken for track in self._tracks] != self._began_at
 
     def restart(self, *, stepped: bool) -> None:
-        """Start a new attempt after a state was loaded; later records are kept, but no longer shown.
+        """Prepare a new attempt from a loaded state; it begins at the next step, and hides later records.
 
-        Unless a training has `stepped` before, an earlier run stays as it is until the next step.
+        If steps were recorded before (`stepped`), `flush` and `close` begin it too.
         """
         if not self.loaded and not self.begun:
             self._place()
@@ -593,7 +593,8 @@ class Chronicle:
         elif self._existing is not None:
             self._existing.lock.release()
         if self._logged:
-            _LOG.warning("%s stays as it is: no step was taken. What was logged is dropped.", self.about.path)
+            why = "recording stopped before its first step" if self.begun else "no step was taken"
+            _LOG.warning("%s stays as it is: %s. What was logged is dropped.", self.about.path, why)
         self._dropped += self._logged
         self._waiting = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from numbers import Real
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from gyroscope.base.accepted import listed, whole
 from gyroscope.base.whole_file import read_whole
-from gyroscope.errors import MonitorError
+from gyroscope.errors import MonitorError, StoreError
 from gyroscope.monitor.quantities import compute, find
 from gyroscope.monitor.reference import FILE, Holding, Reference, from_source, later, with_late
 from gyroscope.monitor.track import Track, products_of
@@ -169,7 +170,7 @@ class Existing:
         self.meta = run.meta
         self.attempts = len(run.attempts)
         self.steps = run.steps
-        self.last = int(self.steps[-1]) if len(self.steps) else 0
+        self.last = _reached(run)
         self._rotation = run.series("rotation") if "rotation" in run.quantities else None
         self._norms = run.series("weight_norm") if "weight_norm" in run.quantities else None
 
@@ -204,6 +205,16 @@ class Existing:
         far = np.nan_to_num(np.maximum(turned, grown), nan=np.inf).max(1)
         nearest = np.flatnonzero((far <= 1.0) & (far == far.min(initial=np.inf)))
         return int(self.steps[nearest[-1]]) if len(nearest) else None
+
+
+def _reached(run: Run) -> int:
+    """Return the last step of which anything is known: of a killed run, it may be later than the last measured one."""
+    found = run.steps[-1:].tolist()
+    with suppress(StoreError):  # a run with damaged numbers or events can still be resumed
+        found += [int(curve.steps[-1]) for curve in run.scalars.values()]
+    with suppress(StoreError):
+        found += [event.step for event in run.events]
+    return max(found, default=0)
 
 
 def _same_layers(path: Path, theirs: Sequence[LayerInfo], own: Sequence[LayerInfo]) -> None:
