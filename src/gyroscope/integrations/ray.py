@@ -137,7 +137,6 @@ def _worker() -> Any:
 def _layers(monitor: Monitor) -> dict[str, Any]:
     if monitor.path is None:
         return {}
-    monitor.flush()
     with monitor.run as run:
         texts = [event.text for event in run.events if event.kind == "finding"]
         serious = sum(text.startswith("serious") for text in texts)

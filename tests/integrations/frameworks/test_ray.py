@@ -12,7 +12,7 @@ from ray import train as ray_train
 
 import gyroscope
 from gyroscope.errors import MonitorError
-from gyroscope.integrations.ray import FindingStopper, report, watch
+from gyroscope.integrations.ray import FindingStopper, _layers, report, watch
 
 STEPS = 10
 
@@ -110,6 +110,20 @@ def test_a_worker_of_train_reports_its_layers(tmp_path):
         assert metrics["gyroscope/run"] == str(run.path)
         assert metrics["gyroscope/rotation_mean"] == pytest.approx(run.series("rotation")[-1].mean())
         assert run.meta["ray"] == {"experiment": "training"}
+
+
+def test_a_report_before_the_first_step_of_a_resumed_run_has_its_layers(tmp_path):
+    """Of a worker that goes back to an earlier checkpoint and validates first."""
+    model, optimizer = parts(0.1)
+    begun = {name: value.clone() for name, value in model.state_dict().items()}
+    with watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        epoch(model, optimizer)
+        metrics = _layers(monitor)
+    model.load_state_dict(begun)
+    with watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        monitor.log(accuracy=0.1)
+        assert metrics["gyroscope/rotation_mean"] > 0
+        assert _layers(monitor) == metrics
 
 
 def test_elsewhere_a_folder_is_needed_and_nothing_can_be_reported(tmp_path):
