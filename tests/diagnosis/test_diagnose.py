@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -305,6 +306,48 @@ def test_a_long_first_step_waits_for_the_loss_to_halve_as_long_as_the_training_t
         lively(live, step, 4.2 * math.exp(-step / 1500), update_ratio=0.9 if step == 1 else 0.01)
         found += live.stated(ends=step == 2000)
     assert found == []
+
+
+def test_what_a_long_first_step_may_have_caused_is_no_alarm_while_it_waits():
+    live = Live([LayerInfo("w", "linear", (8, 8))], {})
+    found = []
+    for step in range(801):
+        lively(live, step, 2.0, update_ratio=0.9 if step == 1 else 0.01, dying_channels=0.99)
+        found += live.stated()
+    assert found == []
+    assert [one.kind for one in live.stated(ends=True)] == ["too_fast"]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_alarm_that_waits_for_the_end_of_a_run_is_stated_once_also_if_the_run_is_killed(tmp_path, killed):
+    """Of a long first step, after which the loss, that of noise, cannot fall."""
+    torch.manual_seed(0)
+    model = nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005)
+
+    def go(monitor, *, first=False):
+        for step in range(40):
+            loss = nn.functional.mse_loss(model(torch.randn(64, 16)), 2 * torch.randn(64, 1))
+            optimizer.zero_grad()
+            loss.backward()
+            if first and step == 0:
+                model.weight.grad.mul_(0.9 * model.weight.norm() / model.weight.grad.norm() / 0.005)
+            optimizer.step()
+            monitor.log(loss=loss)
+        monitor.flush()
+
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        go(monitor, first=True)
+        shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    path = tmp_path / ("killed" if killed else "run")
+    with gyroscope.load(path) as run:
+        before = [event.step for event in run.events if event.kind == "finding"]
+    with gyroscope.watch(model, optimizer, path, budget=None) as monitor:
+        go(monitor)
+    with gyroscope.load(path) as run:
+        after = [event.step for event in run.all_events if event.kind == "finding"]
+    assert (before, after) == (([], [80]) if killed else ([40], [40]))
+    assert kinds(path) == ["too_fast"]
 
 
 def test_a_resumed_run_has_every_loss_once_and_in_order(tmp_path):

@@ -275,6 +275,18 @@ def test_first_steps_as_long_as_the_weights_need_a_loss_that_halves():
     assert first(replace(course, loss_steps=course.loss_steps + 10)).kind == "too_fast"  # the first one may be after it
 
 
+@pytest.mark.parametrize("begins", [np.inf, np.nan])
+def test_a_first_loss_that_is_not_finite_excuses_no_long_first_step(begins):
+    def long(ratio):
+        ratio[1] = 3.0
+        return ratio
+
+    course = replace(spoiled(update_ratio=long), steps=np.arange(61))
+    course = replace(course, loss=np.concatenate([[begins], course.loss[1:]]))
+    assert not may_be_healthy(course)
+    assert first(course).kind == "too_fast"
+
+
 def test_a_first_step_of_several_times_the_weights_is_an_alarm_though_the_loss_falls():
     """As at 300 times the rate in a network with batch normalization, which learns with weights far too large."""
 

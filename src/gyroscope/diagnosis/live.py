@@ -135,13 +135,16 @@ class Live:
             self._recall(self._resumes)
             self._resumes = None
         self._thin()
-        course = self._course()
-        settled = self._settled(course)
-        waits = {"too_fast"} if may_be_healthy(course) and not ends else set[str]()
-        hold = [one for one in findings(course) if (settled or one.kind in _AT_ONCE) and one.kind not in waits]
-        found = [one for one in ordered(hold, self._mute) if one.is_alarm and one.kind not in self._stated]
+        found = [one for one in self._due(self._course(), ends=ends) if one.kind not in self._stated]
         self._stated |= {one.kind for one in found}
         return found
+
+    def _due(self, course: Course, *, ends: bool) -> list[Finding]:
+        """Return the alarms that hold; their consequences are notes, also while an alarm waits."""
+        settled = self._settled(course)
+        hold = [one for one in findings(course) if settled or one.kind in _AT_ONCE]
+        waits = {"too_fast"} if may_be_healthy(course) and not ends else set[str]()
+        return [one for one in ordered(hold, self._mute) if one.is_alarm and one.kind not in waits]
 
     def _recall(self, path: Path) -> None:
         """Continue from the course of the earlier run; what it showed already counts as stated."""
@@ -156,7 +159,9 @@ class Live:
             until = replace(before, steps=before.steps[:kept], series=series)
             for i, step in enumerate(until.steps.tolist()):
                 self._rows[step] = {name: values[i] for name, values in series.items()}
-            self._stated |= {one.kind for one in findings(until)}
+            said = {event.text for event in run.events if event.kind == "finding"}
+            ended = {one.kind for one in self._due(until, ends=True) if f"{one.severity}: {one.sentence}" in said}
+            self._stated |= {one.kind for one in self._due(until, ends=False)} | ended
 
     def _thin(self) -> None:
         steps = sorted(self._rows)

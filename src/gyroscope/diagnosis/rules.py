@@ -32,8 +32,8 @@ class Limits:
         fast: ‖Δw‖/‖w‖ of the middle layer, in one step. Healthy runs stay below 0.08; a rate 300 times too large gives
             1 and more.
         leaps: number of first steps that may exceed `fast` if the loss later falls to half of its first value.
-        leap: but not this. With 300 times the rate, a network with batch normalization takes one of 12, and then learns
-            with weights that are 100 times too large.
+        leap: the largest ‖Δw‖/‖w‖ that such a first step may have. At 300 times the rate, a network with batch
+            normalization takes a step of 12, and then learns with weights that are 100 times too large.
         rises: until then, the loss stays below this many times its first value.
         slow: radians per step of the fastest layer, at the 90th percentile of steps, below which a network does not
             learn. Fine-tuning may be as slow; then the loss falls, or layers turn by more than `unturned` in time.
@@ -554,7 +554,7 @@ def may_be_healthy(course: Course) -> bool:
     early = len(rows) > 0 and bool(course.steps[rows[-1]] <= LIMITS.leaps and middle[rows].max() < LIMITS.leap)
     if not early or len(_bursts(course)) or len(course.loss) <= 5 or course.loss_steps[0] > 1:
         return False
-    return 0 < float(np.median(course.loss[-3:])) < LIMITS.rises * float(course.loss[0])
+    return 0 < float(np.median(course.loss[-3:])) < LIMITS.rises * float(course.loss[0]) < np.inf
 
 
 def _bursts(course: Course) -> Ints:
