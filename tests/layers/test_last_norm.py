@@ -597,6 +597,14 @@ def test_a_module_that_is_not_called_once(forward: Callable[..., Tensor], how: s
         gyroscope.last_norm(Does(forward, fc=nn.Linear(4, 4)), torch.zeros(2, 4))
 
 
+def test_a_sample_of_the_wrong_shape_is_refused_without_a_word_on_the_order_of_layers() -> None:
+    said = refused(mlp(), random(2, 6))
+    assert "The forward pass of Sequential on `sample` failed with RuntimeError" in said
+    assert said.endswith(
+        "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device."
+    )
+
+
 def test_layers_of_other_kinds_that_are_named() -> None:
     said = refused(ResNet(), layer="stem")
     assert said == "'stem.weight' is the weight of a Conv2d, of kind 'conv'. Linear layers are: fc.weight."

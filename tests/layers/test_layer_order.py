@@ -355,6 +355,7 @@ def test_a_sample_of_the_wrong_shape_is_refused_with_its_cause() -> None:
     with pytest.raises(LayerError, match="a tuple of positional arguments or a dict") as error:
         layers(ResNet(), sample=torch.zeros(2, 5))
     assert isinstance(error.value.__cause__, RuntimeError)
+    assert str(error.value).endswith("Without `sample`, layers are in registration order.")
 
 
 def test_a_pass_that_uses_no_layer_is_refused() -> None:

@@ -48,7 +48,10 @@ def forward_order(model: nn.Module, parameters: Sequence[Tensor], sample: object
 def _first_calls(model: nn.Module, parameters: Sequence[Tensor], sample: object) -> dict[int, int]:
     record = _FirstUse(parameters)
     with _restored(model):
-        output_of(model, sample, record)
+        try:
+            output_of(model, sample, record)
+        except LayerError as error:
+            raise LayerError(f"{error} Without `sample`, layers are in registration order.") from error.__cause__
     return record.first
 
 

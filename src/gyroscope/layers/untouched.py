@@ -135,8 +135,7 @@ def output_of(model: nn.Module, sample: object, mode: TorchFunctionMode) -> Any:
         except Exception as error:
             raise LayerError(
                 f"The forward pass of {type(model).__name__} on `sample` failed with {type(error).__name__}: {error}. "
-                "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device. "
-                "Without `sample`, layers are in registration order."
+                "Pass a tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device."
             ) from error
 
 
