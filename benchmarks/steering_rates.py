@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/steering_rates.py --text tinyshakespeare.txt
 
-Trains GPTs of 2 blocks (tied head, context 64, batch 16, cosine to zero) for 300 steps on one thread of a CPU: an hour
-and a half. Prints and writes the validation loss at the end. Settings that the output file has already are not trained
+Trains GPTs of 2 blocks (tied head, context 64, batch 16, cosine to zero) for 300 steps on one thread of a CPU, in 35
+minutes. Prints and writes the validation loss at the end. Settings that the output file has already are not trained
 again.
 """
 
@@ -61,7 +61,7 @@ class Setting:
 
 
 def settings() -> Iterator[Setting]:
-    """Rates by width over AdamW; larger initial weights, also over Muon; seeds; a width that takes long, in short."""
+    """Rates by width over AdamW; larger initial weights, also over Muon; seeds."""
     for width in (128, 256, 512):
         for rate in (0.056, 0.028, 0.02, 0.014, 0.0099, 0.007):
             yield Setting(width, rate)
@@ -73,8 +73,6 @@ def settings() -> Iterator[Setting]:
     for seed in (1, 2):
         for rate in (0.028, 0.0099):
             yield Setting(512, rate, seed=seed)
-    for rate in (0.028, 0.0059):
-        yield Setting(1024, rate, steps=150)
 
 
 def main() -> None:
