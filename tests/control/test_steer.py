@@ -226,6 +226,18 @@ def test_the_default_rate_over_adamw_falls_with_the_inputs_of_the_head(width: in
     assert rates == [0.04, 3.0**-3, 0.018]
 
 
+@pytest.mark.parametrize("width", [8, 2048])
+def test_the_optimizer_of_a_preset_given_as_a_function_has_its_rates_and_any_other_those_of_adamw(width: int) -> None:
+    def own(groups: Any) -> Optimizer:
+        return torch.optim.SGD(groups, lr=1.0)
+
+    alike: dict[Callable[..., Optimizer], str] = {torch.optim.SGD: "sgd", torch.optim.Muon: "muon", own: "adamw"}
+    for make, name in alike.items():
+        given, named = steer(wide(width), make), steer(wide(width), name)
+        assert given.param_groups[0]["lr"] == named.param_groups[0]["lr"]
+        assert plain_rates(given) == plain_rates(named)
+
+
 def test_others_lr_by_role_leaves_other_roles_as_they_are() -> None:
     found = plain_rates(steer(wide(256), others_lr={"embedding": 0.1, "head": 0.002}))
     assert found == pytest.approx({"embedding": 0.1, "head": 0.002, "other": 0.005})

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from contract_models import assert_same_state, snapshot
 from torch import nn
 from torch.optim import Optimizer
 
-from gyroscope import Layca, steer
-from gyroscope.control import lars, presets
+from gyroscope import Layca, layers, steer
+from gyroscope.control import lars, layca, presets
 from gyroscope.errors import ControlError, LayerError
 
 
@@ -40,6 +43,25 @@ class Gains(nn.Module):
         self.gain = nn.Parameter(torch.ones(3))
 
 
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.U, self.V = (nn.Parameter(torch.randn(3, 3)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.U @ self.V
+
+
+class Short(torch.optim.SGD):
+    """Begins as Prodigy does: with steps of a few roundings of the weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(1 + 3e-7)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -48,6 +70,8 @@ class Gains(nn.Module):
             lambda: steer(net(), weight_decay=0.1),
             r"`weight_decay` is not an argument .*rates\.from_decay\(lr, weight_d",
         ),
+        (lambda: steer(net(), learning_rate=1), r"`learning_rate` is not an argument of steer, got 1\. Give `rate` .*"),
+        (lambda: steer(net(), wd=0.1), r"`wd` is not an argument of steer, got 0\.1\. Give nothing: .*rates\.from_dec"),
         (lambda: steer(net(), inner_options={"lr": 1}), r"`inner_options` must not have 'lr', got 1\. Give `rate`"),
         (lambda: steer(net(), others_options={"weight_decay": 1}), r"`others_options` must not have 'weight_decay'"),
         (lambda: steer(net(), inner_options=[1]), r"`inner_options` must be a dict, got a list"),
@@ -88,6 +112,19 @@ class Gains(nn.Module):
         (lambda: steer(Gains()), r"Gains has no layers|no matrix to turn"),
         (lambda: steer(net().requires_grad_(False)), r"The model has no matrix to turn: none needs a gradient\."),
         (lambda: steer(nn.Linear(3, 2)), r"No matrix of the model turns; .*weight \(head\)\. .*heads=\"turn\""),
+        (lambda: steer(net(), plain="*"), r"because `plain` names all that would: 0\.weight, 2\.weight\. Name fewer"),
+        (lambda: steer(nn.Linear(3, 2), plain="weight"), r"No matrix of the model turns; .*weight \(head\)\."),
+        (lambda: steer(nn.Linear(3, 2), heads="turn", plain="weight"), r"because `plain` names all that would: weight"),
+        (
+            lambda: steer(Bare()),
+            r"Bare has no layers\. .*layers\(model, include=\['U', 'V'\]\)\. gyroscope\.Layca takes",
+        ),
+        (lambda: steer(net().parameters()), r"got generator\. Pass the model itself, not its parameters or an optim"),
+        (lambda: steer(torch.optim.SGD(net().parameters())), r"got SGD\. Pass the model itself, not its parameters"),
+        (
+            lambda: steer(net(), torch.optim.SparseAdam),
+            r"must step dense gradients, got SparseAdam, .*torch\.optim\.Ada",
+        ),
         (lambda: steer(net(), lambda groups: None), r"`inner` must return a torch\.optim\.Optimizer, got a NoneType"),
         (lambda: steer(net(), lambda groups: Layca(torch.optim.SGD(groups))), r"got Layca, which normalizes them"),
         (lambda: steer(net(), lambda groups: lars(torch.optim.SGD(groups))), r"got Layca, which normalizes them"),
@@ -188,3 +225,125 @@ def test_nothing_is_changed_by_a_refusal() -> None:
         steer(model, LARS)
     assert all(map(torch.equal, before, model.parameters()))
     assert isinstance(steer(model), Optimizer)
+
+
+def test_matrices_that_are_bare_parameters_turn_as_the_error_says() -> None:
+    model = Bare()
+    before = model.U.detach().clone()
+    optimizer = Layca(torch.optim.AdamW(model.parameters(), lr=0.1), layers(model, include=["U", "V"]))
+    train(model, optimizer, 1)
+    assert optimizer.layers == ("U", "V")
+    assert torch.cosine_similarity(before.flatten(), model.U.flatten(), 0).arccos().tan().item() == pytest.approx(
+        0.1, 1e-3
+    )
+
+
+def test_a_state_of_muon_is_not_called_damaged_by_adamw() -> None:
+    model, theirs = net(), net()
+    optimizer, other = steer(model, "adamw"), steer(theirs, "muon")
+    for one, its in ((model, optimizer), (theirs, other)):
+        train(one, its, 1)
+    before = snapshot(optimizer)
+    with pytest.raises(ControlError, match=r"is that of another inner optimizer: it has no 'step' of parameter 0, "):
+        optimizer.load_state_dict(other.state_dict())
+    damaged = optimizer.state_dict()
+    del damaged["state"][0]["step"]
+    with pytest.raises(ControlError, match=r"The state is damaged: it has no 'step' of parameter 0, "):
+        optimizer.load_state_dict(damaged)
+    assert_same_state(before, snapshot(optimizer))
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "was"),
+    [
+        ({"norms": "held"}, {}, "held"),
+        ({}, {"norms": "held"}, "learned"),
+        ({"inner": "muonh"}, {"inner": "muon"}, "held"),
+        ({"inner": "adamw"}, {"inner": "adamh"}, "learned"),
+    ],
+)
+def test_learned_and_held_norms_are_not_exchanged(saved: Any, loaded: Any, was: str) -> None:
+    model, theirs = net(), net()
+    optimizer, other = steer(model, **loaded), steer(theirs, **saved)
+    optimizer.load_state_dict(other.state_dict())  # no layer has stepped, so there is nothing to exchange
+    for one, its in ((model, optimizer), (theirs, other)):
+        train(one, its, 1)
+    before = snapshot(optimizer)
+    with pytest.raises(ControlError, match=rf"The norms of the state are {was}, .*`inner`, and norms='{was}'"):
+        optimizer.load_state_dict(other.state_dict())
+    assert_same_state(before, snapshot(optimizer))
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3, dtype=next(model.parameters()).dtype)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: steer(net(), Short),
+            r"Short proposed was not finite, or too short to .*; try reads_weights=False\. C",
+        ),
+        (lambda: steer(net().half(), "adamw"), r"AdamW proposed was not finite\. Check .*keep weights in float32"),
+        (lambda: Layca(Short(net().parameters())), r"turn: group0\.0 \(10 so far\), .*\. What Short proposed was"),
+    ],
+)
+def test_layers_that_skip_most_of_the_first_steps_are_warned_about_once(make: Callable[[], Any], said: str) -> None:
+    optimizer = make()
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)  # AdamW divides by ε, which is zero in float16
+    for _ in range(9):
+        optimizer.step()  # warnings are errors here
+    with pytest.warns(UserWarning, match=said) as heard:
+        optimizer.step()
+    assert [one.filename for one in heard] == [__file__]
+    for _ in range(70):
+        optimizer.step()
+
+
+def test_few_skipped_steps_and_layers_that_stay_are_not_warned_about() -> None:
+    model = net()
+    nn.init.zeros_(model[2].weight)
+    optimizer = steer(model, "adamw", heads="turn")
+    for t in range(40):
+        model(torch.randn(2, 3)).square().mean().backward()
+        model[4].weight.grad = None
+        if t < 5:
+            model[0].weight.grad[0] = math.nan
+        optimizer.step()
+        optimizer.zero_grad()
+    assert optimizer.skipped() == {"0.weight": 5}
+
+
+def test_the_host_looks_for_skipped_layers_once_and_never_in_a_captured_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(Layca, "skipped", lambda self: looked.append(1) or {})
+    optimizer, captured = steer(net()), steer(net())
+    for t in range(80):
+        optimizer.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(layca, "is_capturing", lambda t=t: t == 9)
+            captured.step()
+    assert len(looked) == 1
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_warns_as_the_original_would_and_the_state_has_no_more_keys(duplicate: Callable[[Any], Any]) -> None:
+    model = net()
+    optimizer = steer(model, Short)
+    train(model, optimizer, 9)
+    model, optimizer = duplicate((model, optimizer))
+    with pytest.warns(UserWarning, match=r"skip steps, .* \(10 so far\)"):
+        train(model, optimizer, 1)
+    state = optimizer.state_dict()
+    assert set(state) == {"state", "param_groups", "dtypes", "layers", "shapes", "multipliers"}
+    assert set(state["state"][0]) == {"radius", "norm_moments"}
+    again = steer(model, Short)
+    again.load_state_dict(state)
+    with pytest.warns(UserWarning, match=r"skip steps, .* \(10 so far\)"):
+        train(model, again, 10)

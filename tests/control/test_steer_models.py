@@ -54,6 +54,44 @@ def test_a_convolutional_network_turns_up_to_its_head() -> None:
     assert angles(before, net)["0.weight"] == pytest.approx(0.05, rel=1e-9)
 
 
+def test_a_head_that_is_registered_first_is_named_by_plain() -> None:
+    class HeadFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out, self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    named = rules(steer(HeadFirst(), heads="turn", plain="out.weight"))
+    assert {name: rule for name, (_, rule) in named.items() if "weight" in name} == {
+        "a.weight": "turn",
+        "b.weight": "turn",
+        "out.weight": "plain",
+    }
+
+
+def test_matrices_that_are_bare_parameters_are_stepped_plainly() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    net.U, net.w1 = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))
+    named = rules(steer(net, heads="turn"))
+    assert named["U"] == ("other", "plain")
+    assert named["w1"][1] == "turn"
+
+
+def test_only_the_direction_is_used_of_an_inner_that_normalizes_under_another_name() -> None:
+    class Scaled(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.sub_(p.grad * p.norm() / p.grad.norm())
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).double()
+    twin, x = copy.deepcopy(net), torch.randn(5, 4, dtype=torch.float64)
+    step(net, steer(net, Scaled, rate=0.05), x)
+    step(twin, steer(twin, "sgd", rate=0.05), x)
+    torch.testing.assert_close(net[0].weight, twin[0].weight)
+
+
 def stemmed(*blocks: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 4, 4, stride=4), nn.Flatten(), *blocks, nn.Linear(4, 3))
 

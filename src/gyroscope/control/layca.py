@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -10,16 +11,20 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from gyroscope.base.accepted import choice, flag, real, whole
 from gyroscope.base.hooks import is_capturing
+from gyroscope.control.joint import main
 from gyroscope.control.rates import checked_multipliers
 from gyroscope.control.roster import Entry, Roster, check_saved, check_weight, few, own_in
 from gyroscope.control.steering import Law, Members, Others, Steering, Work
 from gyroscope.control.torch_contract import OWN, Wrapper, add_group, as_group, is_rate, load_uncast, with_dtypes
 from gyroscope.errors import ControlError
 from gyroscope.layers.layer import Layer
+
+#: The steps after which the host looks for layers that do not turn.
+_FIRST_STEPS = 10
 
 
 class Layca(Wrapper):
@@ -85,7 +90,7 @@ class Layca(Wrapper):
         zero_norm: Literal["raise", "skip"] = "raise",
         reads_weights: bool | None = None,
     ) -> None:
-        _check_weights_are_its(optimizer)
+        _check_steps(optimizer)
         super().__init__(optimizer)
         optimizer = self.inner
         choice(others, "others", ("inner", "frozen"), ControlError)
@@ -115,6 +120,7 @@ class Layca(Wrapper):
         self._steering = Steering(optimizer, roster, Law(project, scale, reproject, growth), others, reads_weights)
         self._steering.multipliers = factors
         self._met: set[int] = set()
+        self._until_looked = _FIRST_STEPS
         self._loaded: dict[int, dict[str, Tensor]] = {}
         self._listen()
 
@@ -232,6 +238,8 @@ class Layca(Wrapper):
         # A scheduler built on the inner optimizer asks whether that has stepped; the kernels step in its place.
         self.inner.__dict__["_opt_called"] = True
         self._publish(work)
+        if self._until_looked:
+            self._look_for_skipped()
         return loss
 
     def _meet(self, work: dict[int, Work]) -> None:
@@ -279,6 +287,22 @@ class Layca(Wrapper):
                 if e.index not in self._met:
                     self._met.add(e.index)
                     self.state[p].update(self._own(p, e))
+
+    def _look_for_skipped(self) -> None:
+        """Warn after the first steps about layers that skipped most of them (then, and only then, waits)."""
+        self._until_looked -= 1
+        if self._until_looked or is_capturing():
+            return
+        skipped = [f"{name} ({n} so far)" for name, n in self.skipped().items() if 2 * n > _FIRST_STEPS]
+        if skipped:
+            reads = self._steering.proposer.reads_weights
+            short = ", or too short to be more than rounding; try reads_weights=False" if reads else ""
+            warnings.warn(
+                f"These layers skip steps, in which they do not turn: {few(skipped)}. What "
+                f"{type(main(self.inner)).__name__} proposed was not finite{short}. Check the gradients, and keep "
+                "weights in float32 (autocast computes in lower precision).",
+                stacklevel=7,
+            )
 
     def _own(self, p: Tensor, e: Entry) -> dict[str, Tensor]:
         """Return views of the layer's numbers in the ledger that belong into a checkpoint."""
@@ -417,14 +441,19 @@ def check_group(params: Sequence[Any], lr: Any) -> None:
     _check_rate(lr, "the group")
 
 
-def _check_weights_are_its(optimizer: Optimizer) -> None:
-    """Reject an optimizer that keeps weights of its own and puts them into the model.
+def _check_steps(optimizer: Optimizer) -> None:
+    """Reject an optimizer that takes sparse gradients only, or puts weights of its own into the model.
 
-    Schedule-free optimizers do this with `train()` and `eval()`, Lookahead every few steps, TRAC in every step. Layca
+    Schedule-free optimizers do so with `train()` and `eval()`, Lookahead every few steps, TRAC in every step. Layca
     turns the weights that it finds in the model, and the optimizer would then replace them.
     """
     inside: Any = optimizer
     while isinstance(inside, Optimizer):
+        if isinstance(inside, SparseAdam):
+            raise ControlError(
+                "`optimizer` must step dense gradients, got SparseAdam, which takes sparse ones only. Try "
+                "torch.optim.Adam."
+            )
         names = {kind.__name__ for kind in type(inside).__mro__}
         switches = all(callable(getattr(inside, name, None)) for name in ("train", "eval"))
         if names & {"Lookahead", "TRAC"} or (switches and "AcceleratedOptimizer" not in names):  # which passes them on

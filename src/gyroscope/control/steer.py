@@ -45,6 +45,9 @@ _INSTEAD = {
     ),
 }
 
+#: Other names of these.
+_OTHER_NAMES = {"learning_rate": "lr", "wd": "weight_decay"}
+
 #: Options of torch's optimizers that one may look for among the arguments of `steer`.
 _INNER_OPTIONS = {"betas", "eps", "momentum", "nesterov", "amsgrad", "fused", "foreach", "capturable", "ns_steps"}
 
@@ -96,15 +99,16 @@ def steer(
     η√n with η = `others_lr` and n its number of elements; from then on it turns.
 
     A step of AdamW changes each weight of the head by its learning rate, and so a logit by up to as much times the
-    number of inputs of the head. So the presets' `others_lr` is 0.01, and 1.28/n for a head of n > 128 inputs. Over
-    AdamW, ρ too is lower then, by (128/n)^(3/4).
+    number of inputs of the head. So the presets' `others_lr` is 0.01, and 1.28/n for a head of n > 128 inputs. With
+    "adamw", ρ too is lower then, by (128/n)^(3/4).
 
     Args:
         model: the model.
         inner: "adamw", "sgd" or "muon"; "adamh" or "muonh" (Hyperball, without operation 1); or a function that takes a
-            list of parameter groups (and `inner_options`) and returns an optimizer, such as `torch.optim.NAdam`. By
-            default "sgd" if most of the layers that turn are convolutions; else "muon" if it can step all of them, or
-            all but some hidden ones with a tenth of the weights or less, which are then stepped plainly, such as a
+            list of parameter groups (and `inner_options`) and returns an optimizer, such as `torch.optim.NAdam`. The
+            rates of `torch.optim.SGD` and `Muon` are those of "sgd" and "muon"; other functions have those of "adamw".
+            By default "sgd" if most of the layers that turn are convolutions; else "muon" if it can step all of them,
+            or all but some hidden ones with a tenth of the weights or less, which are then stepped plainly, such as a
             convolution that embeds patches; else "adamw". Muon takes matrices of two dimensions, under FSDP2 with at
             least as many rows as ranks.
         rate: ρ = tan θ of a step, by default the preset's. If it is a tensor on the GPU, which becomes the `lr` of
@@ -137,17 +141,19 @@ def steer(
         >>> schedule = gyroscope.control.rates.cosine(optimizer, steps=1000)
     """
     for name in rejected:
-        if name not in _INSTEAD:
+        instead = _INSTEAD.get(_OTHER_NAMES.get(name, name))
+        if instead is None:
             hint = " Options of the inner optimizer go into `inner_options`, a dict." if name in _INNER_OPTIONS else ""
             raise TypeError(f"steer() got an unexpected keyword argument {name!r}.{hint}")
-        raise ControlError(f"`{name}` is not an argument of steer, got {rejected[name]!r}. Give {_INSTEAD[name]}.")
+        raise ControlError(f"`{name}` is not an argument of steer, got {rejected[name]!r}. Give {instead}.")
     choice(embeddings, "embeddings", get_args(Rule), ControlError)
     choice(heads, "heads", get_args(Rule), ControlError)
     choice(granularity, "granularity", get_args(Granularity), ControlError)
     routed = routes(model, embeddings=embeddings, heads=heads, plain=plain, granularity=granularity)
     turning = [route for route in routed if route.rule == "turn"]
     if not turning:
-        raise ControlError(_why_nothing_turns(routed))
+        without = routes(model, embeddings=embeddings, heads=heads, granularity=granularity)
+        raise ControlError(_why_nothing_turns(routed, [route.name for route in without if route.rule == "turn"]))
     _check_dense(routed)
     if inner is None:
         inner = _suited(turning)
@@ -155,7 +161,7 @@ def steer(
             routed = [_plain_unless_for_muon(route) for route in routed]
             turning = [route for route in routed if route.rule == "turn"]
     named = isinstance(inner, str) or not callable(inner)
-    chosen = preset(inner) if named else preset("adamw")
+    chosen = preset(inner if named else _alike(inner))
     wider = _wider(routed)
     its_rate = chosen.rate / wider**chosen.falls
     given = its_rate if rate is None else rate
@@ -237,6 +243,14 @@ class Steered(Layca):
                 f"The rules of the state's groups are {theirs}, and here they are {mine}. Steer the model as it was "
                 "when the state was saved: with the same `inner`, `embeddings`, `heads` and `plain`."
             )
+        kept = [state_dict["state"].get(key, {}) for group in state_dict["param_groups"] for key in group["params"]]
+        learned = any("norm_moments" in one for one in kept)
+        if learned != self._steering.learns and any("radius" in one for one in kept):
+            was, here = ("learned", "held") if learned else ("held", "learned")
+            raise ControlError(
+                f"The norms of the state are {was}, and here they are {here}. Steer the model as it was when the state "
+                f"was saved: with the same `inner`, and norms={was!r}."
+            )
         super()._load(state_dict)
 
     def __repr__(self) -> str:
@@ -308,6 +322,11 @@ def _plain_unless_for_muon(route: Route) -> Route:
     return replace(route, rule="plain") if route.rule == "turn" and _not_for_muon(route.parameter) else route
 
 
+def _alike(make: Any) -> str:
+    """Return the name of the preset whose rates a function that makes an optimizer is given."""
+    return next((name for name in ("sgd", "muon") if make is maker(preset(name))), "adamw")
+
+
 def _checked(name: str, given: Any, fine: float) -> float:
     if not 0 < real(given) < math.inf:
         raise ControlError(f"`{name}` must be a finite number > 0, got {given!r}. Try {fine:.3g}.")
@@ -353,7 +372,10 @@ def _checked_options(name: str, given: Any) -> dict[str, Any]:
     return dict(given)
 
 
-def _why_nothing_turns(routed: Sequence[Route]) -> str:
+def _why_nothing_turns(routed: Sequence[Route], named: Sequence[str]) -> str:
+    """Return why no matrix turns; without `plain`, those `named` would."""
+    if named:
+        return f"No matrix of the model turns, because `plain` names all that would: {few(named)}. Name fewer of them."
     found = [f"{route.name} ({route.role})" for route in routed if route.layer is not None]
     if found:
         return (

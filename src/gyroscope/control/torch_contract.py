@@ -426,9 +426,11 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             # These alone are what Layca keeps of a layer whose state was deleted.
             lost = [] if set(kept) <= set(OWN) else [name for name in needed if kept.get(name) is None]
             if lost:
+                foreign = set(needed).isdisjoint(kept)
                 raise ControlError(
-                    f"The state is damaged: that of parameter {key} lacks {lost[0]!r}, without which {kind} cannot "
-                    "step. Load another checkpoint."
+                    f"The state is {'that of another inner optimizer' if foreign else 'damaged'}: it has no "
+                    f"{lost[0]!r} of parameter {key}, without which {kind} cannot step. Build the optimizer as it was "
+                    "when the state was saved, or load another checkpoint."
                 )
             for name, value in kept.items():
                 if isinstance(value, Tensor) and value.is_meta:

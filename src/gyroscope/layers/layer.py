@@ -139,7 +139,10 @@ def layers(
     [4]
     """
     if not isinstance(model, nn.Module):
-        raise LayerError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+        raise LayerError(
+            f"`model` must be a torch.nn.Module, got {type(model).__name__}. Pass the model itself, not its parameters "
+            "or an optimizer."
+        )
     choice(granularity, "granularity", get_args(Granularity), LayerError)
     included = ["*"] if include is None else patterns("include", include)
     excluded = [] if exclude is None else patterns("exclude", exclude)
@@ -151,10 +154,13 @@ def layers(
         if name == layer.name and (default or (name in by_name and _is_weight(layer.parameter)))
     ]
     if not chosen:
+        others = [name for name, (layer, _) in found.items() if _is_weight(layer.parameter)]
         raise LayerError(
             f"{type(model).__name__} has no layers. A layer is the weight of a linear, convolutional, "
             "attention, recurrent or embedding module, or a matrix called weight, kernel, proj, w1 or similar in a "
-            "module of another class. Name other parameters of two or more dimensions in `include`."
+            "module of another class. Name other parameters of two or more dimensions: gyroscope.layers(model, "
+            f"include={others[:2] or ['NAME']}). gyroscope.Layca takes these instead of the model, and gyroscope.watch "
+            "as `layers`."
         )
     if sample is not None:
         chosen = _in_order_of_use(model, chosen, sample)
