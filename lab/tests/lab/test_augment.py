@@ -21,7 +21,8 @@ def literal(x, moves, fill):
     for image, (dy, dx, flip) in zip(x, moves, strict=True):
         mirrored = image[:, :, ::-1] if flip else image
         far = max(abs(int(dy)), abs(int(dx)))
-        padded = np.pad(mirrored, [(0, 0), (far, far), (far, far)], mode=fill)
+        mode = "constant" if fill == "zero" else fill
+        padded = np.pad(mirrored, [(0, 0), (far, far), (far, far)], mode=mode)
         height, width = image.shape[1:]
         taken.append(padded[:, far + dy : far + dy + height, far + dx : far + dx + width])
     return np.stack(taken)
@@ -35,7 +36,7 @@ def generator(seed=0):
 @given(
     shape=st.tuples(*[st.integers(1, 5)] * 2, *[st.integers(1, 9)] * 2),
     moves=st.data(),
-    fill=st.sampled_from(["symmetric", "reflect"]),
+    fill=st.sampled_from(["symmetric", "reflect", "zero"]),
     dtype=st.sampled_from([torch.uint8, torch.float32, torch.float64, torch.int64]),
     channels_last=st.booleans(),
 )
@@ -54,7 +55,7 @@ def test_it_is_mirroring_padding_and_cropping(shape, moves, fill, dtype, channel
     np.testing.assert_array_equal(found.numpy(), literal(x.numpy(), np.array(drawn), fill))
 
 
-@pytest.mark.parametrize("fill", ["symmetric", "reflect"])
+@pytest.mark.parametrize("fill", ["symmetric", "reflect", "zero"])
 def test_half_precision_is_taken_bit_for_bit(fill):
     x = torch.randn(6, 3, 5, 7, generator=generator())
     moves = Augmentation(shift=3).draw(6, 6, generator())
@@ -188,7 +189,7 @@ def test_a_cuda_graph_of_it_takes_new_images_and_moves(fill):
         ({"shift": 2.5}, r"`shift` must be a whole number of pixels from 0 to 127, got 2\.5"),
         ({"shift": True}, "`shift` must be a whole number of pixels from 0 to 127, got True"),
         ({"per": "epoch"}, "`per` must be 'image' or 'batch', got 'epoch'"),
-        ({"fill": "zeros"}, "`fill` must be 'reflect' or 'symmetric', got 'zeros'"),
+        ({"fill": "zeros"}, "`fill` must be 'reflect' or 'symmetric' or 'zero', got 'zeros'"),
         ({"rounding": "floor"}, "`rounding` must be 'uniform' or 'nearest', got 'floor'"),
         ({"flip": False, "half": True}, "`half` must be False with flip=False: no image is mirrored"),
     ],
@@ -229,5 +230,5 @@ def test_what_is_not_images_and_moves_is_refused(x, moves, says):
 
 
 def test_an_unknown_fill_is_refused_where_it_is_used():
-    with pytest.raises(LabError, match="`fill` must be 'reflect' or 'symmetric', got 'wrap'"):
+    with pytest.raises(LabError, match="`fill` must be 'reflect' or 'symmetric' or 'zero', got 'wrap'"):
         augment(torch.zeros(1, 1, 2, 2), torch.zeros(1, 3, dtype=torch.int8), fill="wrap")

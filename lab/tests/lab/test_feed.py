@@ -46,6 +46,18 @@ def test_batches_are_the_examples_in_a_new_random_order_every_epoch(augmentation
             assert torch.equal(y, split.y_train[chosen])
 
 
+def test_zeros_at_the_edges_are_those_of_normalized_images():
+    split, generator = images(), torch.Generator().manual_seed(3)
+    augmentation = Augmentation(shift=2, fill="zero", rounding="uniform")
+    fed = feed(split, augmentation=augmentation)
+    fed.shuffle()
+    order, moves = torch.randperm(10, generator=generator), augmentation.draw(10, 4, generator)
+    x, _ = fed.take(4)
+    assert torch.equal(x, augment(split.inputs(split.x_train[order[:4]]), moves[:4], fill="zero"))
+    shifted = moves[:4, :2].abs().sum(1) > 0
+    assert ((x == 0).all(1).sum((1, 2)) > 0).equal(shifted)
+
+
 def test_drawn_batches_are_random_examples_one_batch_after_the_other():
     split, generator = images(), torch.Generator().manual_seed(3)
     fed = Feed(split, batch=4, augmentation=None, seed=3, device=CPU, drawn=5)

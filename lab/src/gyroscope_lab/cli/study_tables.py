@@ -60,8 +60,9 @@ def print_list(out: Path, costs: Costs | None = None) -> None:
     screen.print(table)
     screen.print(
         "Trainings and their time: smoke and small on one core of a CPU, full on an H200. Studies share trainings, and "
-        "each is run once; some studies train more, depending on their first results. none: something is measured, "
-        f"nothing is trained. ≈ marks an estimate ({known['all'].title}).",
+        "each is run once; some studies train more, depending on their first results. none: the study measures, and "
+        "where no time is shown, it may train small networks of its own, in minutes. ≈ marks an estimate "
+        f"({known['all'].title}).",
         highlight=False,
     )
 

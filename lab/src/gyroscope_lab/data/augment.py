@@ -10,7 +10,7 @@ import torch
 from gyroscope_lab.errors import LabError
 
 Per = Literal["image", "batch"]
-Fill = Literal["reflect", "symmetric"]
+Fill = Literal["reflect", "symmetric", "zero"]
 Rounding = Literal["uniform", "nearest"]
 
 # The largest int8.
@@ -23,7 +23,8 @@ class Augmentation:
     """Shifts, mirroring, and the fill at the edges.
 
     The defaults are the rotation papers' (every image shifted by U(−4, 4), to the nearest pixel, and mirrored with
-    probability ½). The conditioning paper's are `per="batch", fill="reflect", rounding="uniform", half=True`.
+    probability ½). The conditioning paper's are `per="batch", fill="reflect", rounding="uniform", half=True`, and those
+    of fb.resnet.torch, which it builds on, `fill="zero", rounding="uniform"`.
 
     Args:
         shift: the largest shift in pixels, up, down, left or right; 0 for none.
@@ -31,7 +32,8 @@ class Augmentation:
         per: "image" to shift each image separately, "batch" to shift a whole batch by the same; images are always
             mirrored separately.
         fill: the fill at the edge, for `augment`: the mirrored image, with its outermost pixels repeated
-            ("symmetric": b a | a b c; Keras calls it reflect) or not ("reflect": c b | a b c; as in Torch 7).
+            ("symmetric": b a | a b c; Keras calls it reflect) or not ("reflect": c b | a b c; as in Torch 7); or zeros
+            ("zero": 0 0 | a b c), which are those of normalized images.
         rounding: "uniform" over the 2·shift + 1 whole numbers of pixels; or "nearest" to U(−shift, shift), where the
             largest shift in either direction is half as likely as the others.
         half: True to mirror exactly half of each batch, at random (rounded down for an odd number).
@@ -100,8 +102,8 @@ def augment(x: torch.Tensor, moves: torch.Tensor, *, fill: Fill) -> torch.Tensor
 
         y[n, c, i, j] = x′[n, c, fold(i + dy_n), fold(j + dx_n)],   x′_n = x_n, or x_n mirrored left to right,
 
-    where fold maps an index outside the image to the pixel that `fill` puts there. This equals padding, then cropping.
-    A shift may be larger than the image; the image is then mirrored repeatedly.
+    where fold maps an index outside the image to the pixel that `fill` puts there; for "zero", y is 0 there. This
+    equals padding, then cropping. A shift may be larger than the image; a mirrored image then repeats.
 
     No value is read back, nothing is random, and there are no loops, so a CUDA graph can capture it. The result is a
     new tensor with its channels last in memory.
@@ -129,11 +131,14 @@ def augment(x: torch.Tensor, moves: torch.Tensor, *, fill: Fill) -> torch.Tensor
         raise LabError(f"`moves` must be on the device of the images, {x.device}, got {moves.device}.")
     dy, dx, flip = moves.long()[:, :, None].unbind(1)
     height, width = x.shape[-2:]
-    rows = _fold(torch.arange(height, device=x.device) + dy, height, fill)
-    columns = _fold(torch.arange(width, device=x.device) + dx, width, fill)
+    above, left = torch.arange(height, device=x.device) + dy, torch.arange(width, device=x.device) + dx
+    rows, columns = _fold(above, height, fill), _fold(left, width, fill)
     columns = torch.where(flip != 0, width - 1 - columns, columns)
     images = torch.arange(len(x), device=x.device)
     taken = x.permute(0, 2, 3, 1)[images[:, None, None], rows[:, :, None], columns[:, None, :]]
+    if fill == "zero":
+        inside = ((above >= 0) & (above < height))[:, :, None] & ((left >= 0) & (left < width))[:, None, :]
+        taken = taken * inside[..., None]
     return taken.permute(0, 3, 1, 2)
 
 

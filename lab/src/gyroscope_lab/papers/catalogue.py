@@ -50,6 +50,7 @@ _MODULES = (
     "conditioning.trained_convolutions",
     "conditioning.very_deep",
     "conditioning.depth_table",
+    "conditioning.crops",
     "conditioning.imagenet_lastbn",
     "dynamics.adagrad",
     "dynamics.fisher_in_training",

@@ -96,6 +96,7 @@ GROUPS = (
     _Group("Rates for initial weights of another size on C10-CNN1-light", ("speed/fig7",)),
     _Group("Rates tuned for each skew on C10-CNN1 and C100-resnet", ("speed/fig2",), _SWEPT),
     _Group("Other cheap studies", ("dynamics/*", "conditioning/a10")),
+    _Group("Crops of the 56-layer networks", ("conditioning/crops",)),
     _Group("C10-CNN2", ("rotation/*", "speed/*"), ("c10-cnn2",)),
 )
 _TITLES = [one.title for one in GROUPS]

@@ -75,10 +75,13 @@ class Feed:
         chosen = self._order[where]
         x, y = self._split.x_train, self._split.y_train
         taken = x[chosen] if self.resident else x[chosen.to(x.device)].to(chosen.device)
-        if self._augmentation is not None and self._moves is not None:
-            taken = augment(taken, self._moves[where], fill=self._augmentation.fill)
         self._at += count
-        return self._split.inputs(taken), y[chosen]
+        if self._augmentation is None or self._moves is None:
+            return self._split.inputs(taken), y[chosen]
+        moves, fill = self._moves[where], self._augmentation.fill
+        if fill == "zero":  # in the normalized image
+            return augment(self._split.inputs(taken), moves, fill=fill), y[chosen]
+        return self._split.inputs(augment(taken, moves, fill=fill)), y[chosen]
 
 
 def _fill(there: Tensor, values: Tensor) -> None:
