@@ -364,7 +364,8 @@ def _draw(lines: Sequence[Line]) -> Figure:
         ax.set_yticks(range(len(names)), names, fontsize=8)
         ax.tick_params(axis="x", labelsize=7)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Behind the best tuned optimizer (gray: close or ahead; blue: the preset of the problem)")
+    told = "Behind the best tuned optimizer (gray: close or ahead; blue: the preset of the problem)"
+    figure.suptitle(told, fontsize=10)
     return figure
 
 
