@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.beyond.problems import (
     GPT,
@@ -32,9 +34,10 @@ from gyroscope_lab.papers.beyond.problems import (
 )
 from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.chance import all_exceed, all_hold, gain, opposite
-from gyroscope_lab.papers.rotation.warmup import LASTBN, SHOWN, cures, training_accuracy
+from gyroscope_lab.papers.rotation.warmup import LASTBN, SHOWN, cures
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
+from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.task import Task
 from gyroscope_lab.training.trial import Trial
 
@@ -222,24 +225,30 @@ def _cures(lab: Lab, deep: Sequence[Cell]) -> list[Verdict]:
     return [Verdict(says, "the papers do not compare", here, holds)]
 
 
+def _first(result: Result) -> list[float]:
+    """The training accuracy of the first epochs in percent; a training that was stopped keeps its last."""
+    known = [100 * one for one in result.accuracy[:SHOWN]]
+    return known + known[-1:] * (SHOWN - len(known))
+
+
 def _started(cell: Cell) -> list[float]:
-    """The training accuracy by epoch `SHOWN` in percent, or when a training was stopped before, seed by seed."""
-    return [100 * result.accuracy[:SHOWN][-1] for result in cell.results]
+    """The training accuracy by epoch `SHOWN` in percent, seed by seed."""
+    return [_first(result)[-1] for result in cell.results]
 
 
 def _draw(its: Sequence[WarmUp], deep: Sequence[Cell]) -> Figure:
     """Draw what a warm-up gains, and the training accuracy of the residual networks over the first epochs."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.0, 3.2), layout="constrained")
+    figure = Figure(figsize=(13.0, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_gains(left, its)
     for place, cell in enumerate(deep):
-        accuracy = training_accuracy(cell)[:SHOWN]
+        accuracy = np.mean([_first(result) for result in cell.results], axis=0)
         right.plot(range(1, len(accuracy) + 1), accuracy, color=f"C{place}", label=_named(cell), linewidth=1.2)
     right.set(xlabel="epoch", ylabel="training accuracy (%)", ylim=(0, 101))
-    right.set_title("Residual networks: the first epochs", fontsize=9)
-    right.legend(fontsize=6)
+    right.set_title("Residual networks: the first epochs, mean over seeds", fontsize=9)
+    right.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
     return figure
