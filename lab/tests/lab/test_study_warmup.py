@@ -9,6 +9,7 @@ from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.rotation.recipes import sgd_decayed
 from gyroscope_lab.papers.rotation.warmup import STUDIES, turns
 from gyroscope_lab.training.archive import Archive
+from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.tasks import task
 from gyroscope_lab.training.trial import Trial
 from lab.made_lab import MadeLab, knowing, made, percent, raw
@@ -214,3 +215,10 @@ def test_on_digits_lastbn_does_not_decide_and_is_saved(lab, tmp_path):
     assert (tmp_path / "rotation/lastbn/figure.png") in LASTBN.save(lab, report, tmp_path)
     known = knowing(lab, tmp_path / "known", LASTBN.trials(lab)[1:])
     assert LASTBN.run(known).verdicts == ()
+
+
+def test_a_training_that_diverges_has_turns_up_to_there():
+    rotation = [[0.0], [0.1], [0.2], [0.7], [float("nan")]]
+    result = Result(0.1, 0.1, [0.1] * 4, ["a"], rotation=rotation, accuracy=[0.3, 0.8, 0.5, 0.1])
+    fell, others = turns(result)
+    assert (fell, others) == (pytest.approx([0.5]), pytest.approx([0.1]))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -169,7 +170,7 @@ def turns(result: Result) -> tuple[list[float], list[float]]:
     """Return the mean turn of the layers where the training accuracy fell, and elsewhere in the first epochs.
 
     It fell in an epoch whose accuracy is below that of the epoch before by more than `FALL`. A turn may show at once or
-    in the next epoch, so of both the larger counts.
+    in the next epoch, so of both the larger counts. Weights of a training that diverged have none.
 
     >>> steady = [[0.0], [0.1], [0.2], [0.7], [0.75]]
     >>> result = Result(1.0, 0.9, [0.1] * 4, ["a"], rotation=steady, accuracy=[0.3, 0.8, 0.5, 0.9])
@@ -182,7 +183,8 @@ def turns(result: Result) -> tuple[list[float], list[float]]:
     others: list[float] = []
     for epoch in range(1, epochs):
         falls = result.accuracy[epoch] < result.accuracy[epoch - 1] - FALL
-        (fell if falls else others).append(float(max(turn[epoch - 1], turn[epoch])))
+        if isfinite(larger := float(turn[epoch - 1 : epoch + 1].max())):
+            (fell if falls else others).append(larger)
     return fell, others
 
 
