@@ -6,6 +6,7 @@ import pytest
 import gyroscope
 from gyroscope.control import presets
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.beyond import no_tuning
 from gyroscope_lab.papers.beyond.no_tuning import MOVES, STUDIES, fixed, grids, trials, tune
 from gyroscope_lab.papers.beyond.problems import GPT, PROBLEMS, SEEDS, UNSEEN, problems, warmed
@@ -183,8 +184,10 @@ def test_unseen_problems_share_neither_data_nor_tasks_with_those_that_presets_we
     seen = {problem.at(lab) for problem in PROBLEMS}
     assert {problem.at(lab).source.name for problem in UNSEEN}.isdisjoint({task.source.name for task in seen})
     assert {trial.task.name for trial in UNSEEN_STUDY.trials(lab)}.isdisjoint({task.name for task in seen})
-    full = UNSEEN_STUDY.trials(Lab(Archive(tmp_path), "full"))
-    assert {trial.precision or trial.task.precision for trial in full} == {"float32"}
+    full = Lab(Archive(tmp_path), "full")
+    assert UNSEEN_STUDY.trials(full) == []
+    with pytest.raises(LabError, match="no full scale"):
+        UNSEEN_STUDY.conclude(full)
 
 
 def test_unseen_problems_are_judged_as_the_others_are(tmp_path):

@@ -32,6 +32,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.at_hand import examples
 from gyroscope_lab.papers.beyond.problems import (
     PROBLEMS,
@@ -262,6 +263,8 @@ def compared(lab: Lab, of: Sequence[Problem] = PROBLEMS) -> list[Line]:
 
 def conclude(lab: Lab, of: Sequence[Problem] = PROBLEMS) -> Report:
     """Report best and final losses, and how far each method without tuning is behind the best tuned one."""
+    if not problems(lab, of):
+        raise LabError("The problems of this study are small, so that it has no full scale. Use --scale small.")
     lines = some(compared(lab, of))
     return Report(
         {"figure": _draw(lines)},

@@ -142,11 +142,11 @@ PROBLEMS = (
 
 
 def _unseen(name: str, source: Source, model: str, *, passes: int, on_digits: dict[str, Any], **own: Any) -> Problem:
-    """A problem on few images, the same at both scales; a smoke test is on digits."""
+    """A problem on few images, which has no full scale; a smoke test is on digits."""
     schedule = Schedule(epochs=5, passes=passes, batch=32, cuts=(), cosine=True)
     small = Task(f"cosine-{source.name}-{model}", source, model, tuple(own.items()), schedule, test_loss=True)
     smoke = replace(small, source=_DIGITS, options=tuple((own | on_digits).items()), schedule=_SMOKE_IMAGES)
-    return Problem(name, replace(small, precision="float32"), small, smoke)
+    return Problem(name, small, small, smoke)
 
 
 _TINY: dict[str, Any] = {"width": 32, "depth": 2, "heads": 2}
@@ -163,8 +163,9 @@ UNSEEN = (
 
 
 def problems(lab: Lab, of: Sequence[Problem] = PROBLEMS) -> list[Problem]:
-    """Return the problems whose tasks at this scale differ."""
-    return list({one.at(lab): one for one in reversed(of)}.values())[::-1]
+    """Return the problems whose tasks at this scale differ; at full scale without those that are small."""
+    its = [one for one in of if lab.scale != "full" or one.full != one.small]
+    return list({one.at(lab): one for one in reversed(its)}.values())[::-1]
 
 
 def presets(lab: Lab, problem: Problem) -> list[str]:
