@@ -27,7 +27,7 @@ def load(name: str) -> dict[str, Any]:
 
 def environment(result: dict[str, Any]) -> str:
     e = result["environment"]
-    where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
+    where = e.get("gpu") or f"{e['cpu']}, {e['threads']} thread{'s' * (e['threads'] != 1)}"
     copied = f"; copy bandwidth {result['copy_bandwidth'] / 1e9:.0f} GB/s" if "copy_bandwidth" in result else ""
     return f"{where}; torch {e['torch']}{copied}. `{result['command']}`"
 
@@ -214,9 +214,7 @@ def measuring(name: str) -> list[str]:
     """Milliseconds per training step, bare and with every tool."""
     result = load(name)
     tasks = result["tasks"]
-    e = result["environment"]
-    where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
-    rows = [f"{where}; torch {e['torch']}. `{result['command']}`", ""]
+    rows = [environment(result), ""]
     rows += [
         "| milliseconds per step | " + " | ".join(NETWORKS[t] for t in tasks) + " |",
         "|---" * (len(tasks) + 1) + "|",
@@ -274,8 +272,7 @@ CONDITIONERS = {
 def conditioning(name: str) -> list[str]:
     """Gradients that the conditioning of all layers takes, in time and in memory, and how far libraries agree."""
     result = load(name)
-    found, e = result["networks"], result["environment"]
-    where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
+    found = result["networks"]
     heads = [f"{CONDITIONED[n]}, {one['batch']}" for n, one in found.items()]
 
     def table(title: str, cells: dict[str, list[str]]) -> list[str]:
@@ -299,7 +296,7 @@ def conditioning(name: str) -> list[str]:
     compared = [(peer, far["largest"]) for one in found.values() for peer, far in one["agreement"].items()]
     agreed = [f"{p} {max(far for q, far in compared if q == p):.0e}" for p in dict.fromkeys(p for p, _ in compared)]
     below = f"Largest disagreement of any eigenvalue, in units of λmax: {', '.join(agreed) or 'none was compared'}."
-    rows = [f"{where}; torch {e['torch']}. `{result['command']}`", "", *table("in gradients", units | times)]
+    rows = [environment(result), "", *table("in gradients", units | times)]
     return [*rows, "", *table("peak memory, in gradients", held), "", below]
 
 
@@ -375,10 +372,9 @@ def preconditioners() -> list[str]:
         if not (HERE / "results" / f"{name}.json").exists():
             continue
         result = load(name)
-        e, found = result["environment"], {n: one for n, one in result.items() if n not in ("environment", "command")}
-        where = e.get("gpu") or f"{e['cpu']}, {e['threads']} threads"
+        found = {n: one for n, one in result.items() if n not in ("environment", "command")}
         heads = [f"{n}, {'×'.join(map(str, one['shape']))}" for n, one in found.items()]
-        rows += ["", f"{where}; torch {e['torch']}. `{result['command']}`", ""]
+        rows += ["", environment(result), ""]
         rows += ["| gradients per step | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
         columns = [one["contenders"] for one in found.values()]
         rows.append("| gradient, milliseconds | " + " | ".join(_cell(one["gradient"]) for one in columns) + " |")
@@ -456,13 +452,13 @@ def demo() -> list[str]:
 def start_up() -> list[str]:
     """Processes from their start to their end, relative to an import of torch."""
     result = load("start_up_cpu")
-    found, e = result["milliseconds"], result["environment"]
+    found = result["milliseconds"]
     base = found["import torch"]["median_ms"]
     rows = ["| | milliseconds | relative to importing torch |", "|---|---|---|"]
     for name, v in found.items():
         times = f"{v['median_ms']:.0f} [{v['low_ms']:.0f}, {v['high_ms']:.0f}]"
         rows.append(f"| {name} | {times} | {v['median_ms'] / base:.2f} |")
-    return [f"{e['cpu']}, {e['threads']} threads; torch {e['torch']}. `{result['command']}`", "", *rows]
+    return [environment(result), "", *rows]
 
 
 def growth(device: str) -> list[str]:
