@@ -204,10 +204,14 @@ LONGER = {
     "AdamW 0.001": adamw(1e-3),
     "AdamW 0.01": adamw(1e-2),
     **TWO,
-    "Muon 0.03, others 0.01": muon(0.03, 1e-2),
+    **MUON,
     **FEW,
     "steer adamw, head turn": steered(heads="turn"),
 }
+SEEDED = {"AdamW 0.003, others 0.01": adamw_two(3e-3, 1e-2), "Muon 0.03, others 0.01": MUON["Muon 0.03, others 0.01"],
+          "steer adamw": steered(), **MUONS}  # fmt: skip
+# As many more steps as steered trainings of 1,500 steps take longer on a CPU, over AdamW and over Muon.
+AS_LONG = {f"AdamW 0.003, others 0.01, {steps} steps": steps for steps in (1720, 2080)}
 
 
 # Random walks, and digits
@@ -306,12 +310,18 @@ def main() -> None:
         *(("gpt", name, make, STEPS, 0) for name, make in GPT.items()),
         *(("why", name, make, STEPS, 0) for name, make in WHY.items()),
         *(("longer", name, make, 3 * STEPS, 0) for name, make in LONGER.items()),
-        # As many more steps as a steered training of 1,500 takes longer on a CPU.
-        ("longer", "AdamW 0.003, others 0.01, 1720 steps", adamw_two(3e-3, 1e-2), 1720, 0),
-        # The same for a training steered over Muon.
-        ("longer", "AdamW 0.003, others 0.01, 2080 steps", adamw_two(3e-3, 1e-2), 2080, 0),
+        *(("longer", name, adamw_two(3e-3, 1e-2), steps, 0) for name, steps in AS_LONG.items()),
         *(("seeds", f"{name}, seed {seed}", make, STEPS, seed) for seed in (1, 2) for name, make in FEW.items()),
-        *(("longer", f"{name}, seed {seed}", make, 3 * STEPS, seed) for seed in (1, 2) for name, make in MUONS.items()),
+        *(
+            ("longer", f"{name}, seed {seed}", make, 3 * STEPS, seed)
+            for seed in (1, 2)
+            for name, make in SEEDED.items()
+        ),
+        *(
+            ("longer", f"{name}, seed {seed}", adamw_two(3e-3, 1e-2), steps, seed)
+            for seed in (1, 2)
+            for name, steps in AS_LONG.items()
+        ),
     ]
     for part, name, make, steps, seed in cells:
         if name not in found.setdefault(part, {}):
