@@ -14,6 +14,9 @@ trained from all seeds too. If that one lies at the edge of the grid, it is mark
 This was added after part of the results at the full scale was known: there, AdamW's best rates at seed 0 failed from
 other seeds.
 
+The presets of steering, which have one rate for all sizes or one that follows from the width, are trained at every
+size too. What they lose is compared with the best rate of the grid.
+
 Verdicts take errors over seeds into account. They compare two kinds over the sizes of which the losses of both are
 known.
 
@@ -34,11 +37,13 @@ from gyroscope_lab.papers.beyond.problems import (
     adamw,
     decided,
     deviation,
+    difference,
     mean,
     raw,
     score,
     seeds,
     steered,
+    untuned,
     warmed,
 )
 from gyroscope_lab.papers.cells import Cell, cells, some
@@ -134,10 +139,19 @@ def _task(lab: Lab, *, width: int, depth: int, batch: int, steps: int) -> Task:
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """Return the trials that are known beforehand: every kind at every rate of its grid and every size, from seed 0."""
-    return [
-        trial for kind, rates in kinds(lab).items() for size in sized(lab) for trial in _trials(lab, kind, size, rates)
-    ]
+    """Return the trials that are known beforehand, at every size: grids from seed 0, and presets from all seeds."""
+    found = []
+    for kind, rates in kinds(lab).items():
+        for size in sized(lab):
+            found += [*_trials(lab, kind, size, rates), *_presets(lab, kind, size)]
+    return list({one.key: one for one in reversed(found)}.values())[::-1]  # a preset's rate may be in the grid
+
+
+def _presets(lab: Lab, kind: str, size: str) -> list[Trial]:
+    if kind == "AdamW":
+        return []
+    task = sized(lab)[size]
+    return [Trial(task, untuned(task, kind.removeprefix("steer ")), seed) for seed in seeds(lab)]
 
 
 def _trials(lab: Lab, kind: str, size: str, rates: Iterable[float], seeds: Iterable[int] = (0,)) -> list[Trial]:
@@ -154,11 +168,13 @@ class Curve:
         kind: the kind of recipe.
         size: the name of the size.
         cells: the cell of each rate that is known, of seed 0 or of all seeds.
+        preset: the cell of the preset of steering, if it is known.
     """
 
     kind: str
     size: str
     cells: Mapping[float, Cell]
+    preset: Cell | None = None
 
     @property
     def tried(self) -> dict[float, float]:
@@ -201,6 +217,14 @@ class Curve:
         found = gain(*([one[seed].best_test_loss for seed in its] for one in (its, rival)))
         return replace(found, mean=max(0.0, found.mean)) if isfinite(found.mean) else None
 
+    @property
+    def preset_loses(self) -> Estimate | None:
+        """What is lost with the preset, in nats; negative if it is better than all rates. None if it is not known."""
+        if self.preset is None:
+            return None
+        found = difference(self.preset, self.cells[self.best])
+        return found if isfinite(found.mean) else None
+
 
 def one_rate(its: Sequence[Curve]) -> float:
     """Return the one rate for all sizes that loses least where it loses most."""
@@ -211,7 +235,12 @@ def one_rate(its: Sequence[Curve]) -> float:
 def curves(lab: Lab) -> dict[str, list[Curve]]:
     """Return the curves of each kind, the smallest size first; a size is left out until its grid is known."""
     found = {kind: _extended(lab, kind, rates) for kind, rates in kinds(lab).items()}
-    return {kind: _seeded(lab, its) for kind, its in found.items() if its and its[0].size == "smallest"}
+    seeded = {kind: _seeded(lab, its) for kind, its in found.items() if its and its[0].size == "smallest"}
+    return {kind: [_with_preset(lab, curve) for curve in its] for kind, its in seeded.items()}
+
+
+def _with_preset(lab: Lab, curve: Curve) -> Curve:
+    return replace(curve, preset=next(iter(cells(lab, _presets(lab, curve.kind, curve.size))), None))
 
 
 def _seeded(lab: Lab, its: Sequence[Curve]) -> list[Curve]:
@@ -270,7 +299,10 @@ def conclude(lab: Lab) -> Report:
         {"figure": _draw(by_kind, list(sized(lab)))},
         tuple(_table(kind, its) for kind, its in by_kind.items()),
         tuple(_verdicts(lab, by_kind)),
-        {"cells": [raw(cell) for its in by_kind.values() for curve in its for cell in curve.cells.values()]},
+        {
+            "cells": [raw(cell) for its in by_kind.values() for curve in its for cell in curve.cells.values()],
+            "presets": [raw(curve.preset) for its in by_kind.values() for curve in its if curve.preset is not None],
+        },
     )
 
 
@@ -280,9 +312,17 @@ def _table(kind: str, its: Sequence[Curve]) -> Table:
         best = curve.cells[curve.best]
         spread = deviation(best)
         rate, lost = f"{curve.best:.3g}" + (" (edge)" if curve.at_edge else ""), curve.lost(its[0].best)
+        preset = curve.preset_loses
         told = (f"{score(best):.3f}", spread and f"{spread:.3f}", len(best.results))
         rows.append(
-            (curve.size, rate, *told, f"{curve.moved(its[0]):+.0f}", None if lost is None else f"{lost.mean:.3f}")
+            (
+                curve.size,
+                rate,
+                *told,
+                f"{curve.moved(its[0]):+.0f}",
+                None if lost is None else f"{lost.mean:.3f}",
+                None if preset is None else preset.to(3),
+            )
         )
     columns = (
         "size",
@@ -292,6 +332,7 @@ def _table(kind: str, its: Sequence[Curve]) -> Table:
         "seeds",
         "moved (powers of 2)",
         "lost with the smallest's",
+        "lost with the preset",
     )
     return Table(kind, columns, tuple(rows))
 
@@ -321,6 +362,7 @@ def _verdicts(lab: Lab, by_kind: Mapping[str, Sequence[Curve]]) -> list[Verdict]
             _serves(kind, its, len(sizes) - 1, known=known),
             _moves_less(kind, its, theirs, len(sizes) - 1, known=known),
             _one_for_all(kind, (its, shared[kind]), (theirs, shared["AdamW"]), len(sizes), known=known),
+            _preset(lab, kind, its, len(sizes), known=known),
         ]
     return found
 
@@ -336,6 +378,22 @@ def _serves(kind: str, its: Sequence[Curve], count: int, *, known: bool) -> Verd
         f"at most {most:.3f} nats, {average:.3f} on average ({len(lost)} of {count} sizes); the best moves by up to "
         f"2^{furthest:.0f}",
         all_exceed([-one for one in lost], -NATS) if known else None,
+    )
+
+
+def _preset(lab: Lab, kind: str, its: Sequence[Curve], count: int, *, known: bool) -> Verdict:
+    """The verdict on the preset, at all sizes."""
+    says = f"{kind}: the preset serves all sizes and lengths"
+    lost = [one for curve in its if (one := curve.preset_loses) is not None]
+    if not lost:
+        return Verdict(says, f"at most {NATS} nats are lost (our aim)", "no size is known", None)
+    most, average = max(one.mean for one in lost), mean([one.mean for one in lost])
+    whole = known and len(lost) == count and decided(lab, [curve.preset for curve in its if curve.preset is not None])
+    return Verdict(
+        says,
+        f"at most {NATS} nats are lost (our aim)",
+        f"at most {most:.3f} nats, {average:.3f} on average ({len(lost)} of {count} sizes)",
+        all_exceed([-one for one in lost], -NATS) if whole else None,
     )
 
 
