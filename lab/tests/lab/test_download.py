@@ -639,6 +639,14 @@ def test_what_is_fetched_by_hand_says_how_until_it_is_there(tmp_path):
 # Archives.
 
 
+@pytest.fixture(params=[True, False], ids=["with filters", "before Python 3.11.4"])
+def any_python(request, monkeypatch):
+    if not request.param:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+
+
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
+@pytest.mark.usefixtures("any_python")
 @pytest.mark.parametrize(("ending", "pack"), [("tar.gz", tarred), ("zip", zipped)])
 def test_an_archive_is_unpacked_over_what_is_there(tmp_path, ending, pack):
     write(tmp_path / "to", {"a/1": b"old", "a/mine": b"kept", "b": b"old"})
@@ -649,6 +657,8 @@ def test_an_archive_is_unpacked_over_what_is_there(tmp_path, ending, pack):
     assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["a", "b"]
 
 
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
+@pytest.mark.usefixtures("any_python")
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -151,18 +151,37 @@ def unpack(archive: Path, folder: Path) -> None:
 
 def _untar(archive: Path, fresh: str) -> None:
     with tarfile.open(archive) as tar:
-        tar.extractall(fresh, filter="data")
+        extract(tar, fresh)
         if tar.fileobj is not None:
             to_the_end(tar.fileobj)
+
+
+def extract(tar: tarfile.TarFile, folder: Path | str) -> None:
+    """Put the entries of an archive into a folder; raise TarError for one that would be put elsewhere.
+
+    Python before 3.11.4 has no filters. There, links and devices are rejected too.
+    """
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(folder, filter="data")
+        return
+    for entry in tar.getmembers():
+        _check_place(entry.name, tarfile.TarError)
+        if not (entry.isfile() or entry.isdir()):
+            raise tarfile.TarError(f"{entry.name} is neither a file nor a folder")
+    tar.extractall(folder)
+
+
+def _check_place(name: str, error: type[Exception]) -> None:
+    # A Windows path splits at both kinds of slashes.
+    path = PureWindowsPath(name)
+    if path.anchor or ".." in path.parts:
+        raise error(f"{name} would be put elsewhere")
 
 
 def _unzip(archive: Path, fresh: str) -> None:
     with zipfile.ZipFile(archive) as packed:
         for entry in packed.infolist():
-            # A Windows path splits at both kinds of slashes.
-            path = PureWindowsPath(entry.filename)
-            if path.anchor or ".." in path.parts:
-                raise zipfile.BadZipFile(f"{entry.filename} would be put elsewhere")
+            _check_place(entry.filename, zipfile.BadZipFile)
             if stat.S_ISLNK(entry.external_attr >> 16):
                 raise zipfile.BadZipFile(f"{entry.filename} is a link")
         packed.extractall(fresh)

@@ -32,6 +32,7 @@ from gyroscope.base import whole_file
 from gyroscope.store import connect
 from gyroscope.store.schema import FILE as RUN
 from gyroscope.store.schema import sidecars
+from gyroscope_lab.data.download import extract
 from gyroscope_lab.engine.engine import uninterrupted
 from gyroscope_lab.engine.population import Deadline, run_population
 from gyroscope_lab.engine.run_one import Note, loaded
@@ -393,7 +394,7 @@ def collect(path: Path | str, runs: Path | str, kept: Path | str) -> list[Collec
         try:
             with tarfile.open(path, "r:") as tar:  # boxes do not compress; a compressed file may expand to any size
                 listed = _checked(tar, path)
-                tar.extractall(staged.root, filter="data")
+                extract(tar, staged.root)
         except (OSError, tarfile.TarError, EOFError) as error:
             raise LabError(f"{path} cannot be read as the archive of a box ({error}).") from error
         checked = [_read(about, trial, staged, path) for about, trial in listed]
