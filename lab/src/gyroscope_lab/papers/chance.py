@@ -11,7 +11,7 @@ is reversed at a level k times as strict (Bonferroni), so that chance refutes ma
 
 What is not corrected: where each method is compared at its best rate, that rate was chosen on the compared seeds. This
 favors a method that has more rates that are nearly as good. And most studies at the small scale had three to five seeds
-at first, and ten when it was known that fewer left most comparisons undecided.
+at first, and ten when it was known that fewer left many comparisons undecided.
 """
 
 from __future__ import annotations
