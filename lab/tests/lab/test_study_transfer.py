@@ -164,6 +164,18 @@ def test_the_preset_serves_all_sizes_if_it_loses_little_at_each(tmp_path, behind
     assert float(row[-1].split(" ")[0]) == pytest.approx(behind)
 
 
+def test_what_a_preset_loses_whose_rate_is_in_the_grid_is_as_uncertain_as_that_of_the_rate(tmp_path):
+    def make(trial):
+        noise = 0.0 if trial.recipe.rate == 0.028 else 0.05 * (-1) ** trial.seed
+        return made(loss=valleys(0)(trial).best_test_loss + noise)
+
+    smallest = curves(lab_of(tmp_path, make, scale="full"))["steer adamw"][0]
+    assert smallest.preset.recipe.rate == smallest.best == 0.028
+    assert smallest.preset_loses == smallest.lost(0.028)
+    assert smallest.preset_loses.mean == 0.0
+    assert smallest.preset_loses.error > 0.0
+
+
 def test_losses_are_paired_by_seed_where_one_in_the_middle_is_missing(tmp_path):
     """Losses of seeds differ by 1; the rate of the smallest loses 0.2 at every seed."""
 

@@ -222,6 +222,8 @@ class Curve:
         """What is lost with the preset, in nats; negative if it is better than all rates. None if it is not known."""
         if self.preset is None:
             return None
+        if self.preset.recipe.rate in self.cells:
+            return self.lost(self.preset.recipe.rate)
         found = difference(self.preset, self.cells[self.best])
         return found if isfinite(found.mean) else None
 
