@@ -75,23 +75,27 @@ class Text:
     def loss(self, model: nn.Module) -> float:
         generator = torch.Generator().manual_seed(9)
         with torch.no_grad():
-            losses = [loss_of(model, *self.batch(self.validation, generator, 64)).item() for _ in range(4)]
+            losses = [_loss(model, *self.batch(self.validation, generator, 64)).item() for _ in range(4)]
         return sum(losses) / len(losses)
 
 
-def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
 def gpt(text: Text, make: Make, steps: int = STEPS, seed: int = 0) -> dict[str, float]:
     """Train one GPT, and return its validation loss at the end."""
     model = models.make("gpt-small", seed=seed, context=CONTEXT, width=WIDTH, depth=DEPTH, tied=True)
-    model, optimizer = make(model)
+    return trained(text, *make(model), steps, seed)
+
+
+def trained(text: Text, model: nn.Module, optimizer: Optimizer, steps: int, seed: int) -> dict[str, float]:
+    """Train a model along a cosine to zero, and return its validation loss at the end."""
     schedule = rates.cosine(optimizer, steps)
     generator = torch.Generator().manual_seed(100 + seed)
     start = time.process_time()
     for _ in range(steps):
-        loss = loss_of(model, *text.batch(text.training, generator, BATCH))
+        loss = _loss(model, *text.batch(text.training, generator, BATCH))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,9 +20,8 @@ from typing import Any
 import torch
 
 from gyroscope import steer
-from gyroscope.control import rates
 from gyroscope_lab import models
-from steering import BATCH, CONTEXT, Text, loss_of
+from steering import CONTEXT, Text, trained
 from timing import environment, write
 
 OUT = Path(__file__).parent / "results" / "steering_rates_cpu.json"
@@ -48,16 +46,7 @@ class Setting:
             for group in optimizer.param_groups:
                 for p in group["params"] if group["rule"] == "turn" else []:
                     p.mul_(self.scale)
-        schedule = rates.cosine(optimizer, self.steps)
-        generator = torch.Generator().manual_seed(100 + self.seed)
-        start = time.process_time()
-        for _ in range(self.steps):
-            loss = loss_of(model, *text.batch(text.training, generator, BATCH))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        return {"loss": round(text.loss(model), 4), "cpu_seconds": round(time.process_time() - start, 1)}
+        return trained(text, model, optimizer, self.steps, self.seed)
 
 
 def settings() -> Iterator[Setting]:
