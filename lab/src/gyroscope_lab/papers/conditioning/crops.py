@@ -1,24 +1,23 @@
 """Do the crops explain the test error of ResNet-56 in table 1 of the conditioning paper?
 
 Our ResNet-56 is better than the paper's: 6.38 % against 7.52 ± 0.30 %. The authors' published code crops a whole batch
-at one random place, from images whose edges are mirrored. fb.resnet.torch, which that code builds on, crops each image
-at a place of its own, from images with zeros around them, and mirrors each with probability ½. If the table was made
-with those crops, networks trained with them should have its errors.
+at one random place, from images whose edges are mirrored. fb.resnet.torch, the best known code for ResNets in Torch 7,
+crops each image at a place of its own, from images with zeros around them, and mirrors each with probability ½. If the
+table was made with those crops, networks trained with them should have its errors.
 
 Both are trained from the same seeds, at the same depth, with and without LastBN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from math import sqrt
+from math import nan, sqrt
 from typing import TYPE_CHECKING
 
 from gyroscope_lab.data.augment import Augmentation
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells, some
-from gyroscope_lab.papers.chance import Estimate, gain
+from gyroscope_lab.papers.chance import Estimate, estimate, gain
 from gyroscope_lab.papers.conditioning.by_depth import DEPTHS, Network, network_of, networks
 from gyroscope_lab.papers.conditioning.depth_table import CIFAR_10, FIGURE8, trial
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -40,7 +39,9 @@ Pairs = dict[Network, dict[str, Cell]]
 
 
 def trials(lab: Lab) -> list[Trial]:
-    """Return those of table 1, and the same with a crop per image. Digits, which are not cropped there, are by a pixel.
+    """Return those of table 1, and the same with a crop per image.
+
+    Digits, which table 1 does not crop, move by a pixel.
 
     >>> from gyroscope_lab.training.archive import Archive
     >>> [one.task.name for one in trials(Lab(Archive("runs"), "full"))][:4:3]
@@ -64,7 +65,8 @@ def conclude(lab: Lab) -> Report:
     """Report test errors with either kind of crops, compared with the paper's."""
     found: Pairs = {}
     for cell in some(cells(lab, trials(lab))):
-        kind = _OWN if cell.task.name.endswith("per image") else _PUBLISHED
+        crops = cell.task.augmentation
+        kind = _OWN if crops is not None and crops.per == "image" else _PUBLISHED
         found.setdefault(network_of(cell.task), {})[kind] = cell
     full = lab.scale == "full"
     rows = []
@@ -78,25 +80,24 @@ def conclude(lab: Lab) -> Report:
         {"figure": _draw(found)},
         (Table("Test errors, mean ± standard deviation over seeds", columns, tuple(rows)),),
         tuple(verdict for network, its in both.items() for verdict in _verdicts(network, its, full=full)),
-        {"cells": [{"network": str(network), "crops": kind, "errors": _errors(cell)}
+        {"cells": [{"network": str(network), "crops": kind, "errors": list(_errors(cell).values())}
                    for network, its in found.items() for kind, cell in its.items()]},
     )  # fmt: skip
 
 
-def _errors(cell: Cell) -> list[float]:
-    return [100 * (1 - result.test_accuracy) for result in cell.results]
+def _errors(cell: Cell) -> dict[int, float]:
+    """The test error in percent by seed."""
+    return {seed: 100 * (1 - result.test_accuracy) for seed, result in cell.by_seed.items()}
 
 
 def _verdicts(network: Network, its: dict[str, Cell], *, full: bool) -> list[Verdict]:
     """The verdicts on one network; other networks than the paper's say nothing about its errors."""
-    own, published = its[_OWN], its[_PUBLISHED]
-    seeds = [seed for seed in own.seeds if seed in published.by_seed]
-    raised = gain(*([100 * (1 - cell.by_seed[seed].test_accuracy) for seed in seeds] for cell in (own, published)))
-    paper, spread = CIFAR_10.get(network, (float("nan"), 0.0))
-    apart = own.over_seeds(lambda result: 100 * (1 - result.test_accuracy)) - Estimate(
-        paper, spread / sqrt(PAPERS), PAPERS - 1
-    )
-    told = "–" if not full else f"{paper:.2f} ± {spread:.2f} %"
+    own, published = _errors(its[_OWN]), _errors(its[_PUBLISHED])
+    seeds = [seed for seed in own if seed in published]
+    raised = gain([own[seed] for seed in seeds], [published[seed] for seed in seeds])
+    paper, spread = CIFAR_10.get(network, (nan, 0.0))
+    apart = estimate(list(own.values())) - Estimate(paper, spread / sqrt(PAPERS), PAPERS - 1)
+    told = f"{paper:.2f} ± {spread:.2f} %" if full else "–"
     return [
         Verdict(
             f"{network}: a crop per image, with zeros around it, raises the test error",
@@ -107,7 +108,7 @@ def _verdicts(network: Network, its: dict[str, Cell], *, full: bool) -> list[Ver
         Verdict(
             f"{network}: with such crops the test error is the paper's, within {SAME} points",
             told,
-            f"{100 - own.test:.2f} %",
+            f"{100 - its[_OWN].test:.2f} %",
             apart.within(SAME) if full else None,
         ),
     ]
@@ -125,8 +126,9 @@ def _draw(found: Pairs) -> Figure:
             ax.fill_between([place - 0.4, place + 0.4], mean - spread, mean + spread, color="0.9")
         for side, (kind, color) in enumerate(_COLORS.items()):
             if kind in its:
-                at: Sequence[float] = [place - 0.15 + 0.3 * side] * len(its[kind].results)
-                ax.plot(at, _errors(its[kind]), "o", color=color, markersize=5, label=kind if place == 0 else None)
+                errors = list(_errors(its[kind]).values())
+                at = [place - 0.15 + 0.3 * side] * len(errors)
+                ax.plot(at, errors, "o", color=color, markersize=5, label=kind if place == 0 else None)
     ax.set_xticks(range(len(found)), [str(network) for network in found], fontsize=8)
     ax.set(ylabel="test error (%)", title="Crops and the test error (gray: the paper)")
     ax.legend(fontsize=7)
