@@ -87,7 +87,8 @@ def figure4(lab: Lab) -> Report:
     """Report rotation and training accuracy over the first epochs, and the test accuracy in the end."""
     found = some(cells(lab, warmups(lab)))
     storeys = [_storeys(cell) for cell in found]
-    heading = f"Warm-ups of {found[0].task.model}: the first {len(storeys[0].rotation[0]) - 1} epochs"
+    epochs = max(len(one.rotation[0]) for one in storeys) - 1
+    heading = f"Warm-ups of {found[0].task.model}: the first {epochs} epochs"
     figure = draw_storeys(storeys, heading=heading, xlabel="epoch")
     lines = []
     for cell in found:
