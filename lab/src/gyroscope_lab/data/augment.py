@@ -24,7 +24,7 @@ class Augmentation:
 
     The defaults are the rotation papers' (every image shifted by U(−4, 4), to the nearest pixel, and mirrored with
     probability ½). The conditioning paper's are `per="batch", fill="reflect", rounding="uniform", half=True`, and those
-    of fb.resnet.torch, which it builds on, `fill="zero", rounding="uniform"`.
+    of fb.resnet.torch `fill="zero", rounding="uniform"`.
 
     Args:
         shift: the largest shift in pixels, up, down, left or right; 0 for none.

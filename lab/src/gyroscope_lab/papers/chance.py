@@ -206,8 +206,7 @@ def all_exceed(several: Sequence[Estimate], bound: float = 0.0) -> bool | None:
 def smaller_at_worst(these: Sequence[Estimate], those: Sequence[Estimate]) -> bool | None:
     """Return whether the largest of these is below the largest of those; None where that may be chance.
 
-    Which of those is the largest is not known beforehand, so each of these is below it at a level as many times as
-    strict as there are of those.
+    The largest of those k is chosen by the same data. So each of these has to be below it at a level k times as strict.
 
     >>> low, high = Estimate(1.0, 0.1, 2), Estimate(9.0, 0.1, 2)
     >>> smaller_at_worst([low, low], [low, high]), smaller_at_worst([low, high], [low, low])
