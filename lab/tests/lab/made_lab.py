@@ -37,7 +37,14 @@ def made(trial, *, test=0.5, train=1.0, accuracy=None, rotation=0.8, uneven=0.0,
 
 @dataclass(frozen=True)
 class MadeLab(Lab):
+    """A laboratory with made-up results. Those of several seeds are equal, so their differences are no chance."""
+
     make: Callable[[Trial], Result] = made
+    many: int = 1
+
+    @property
+    def seeds(self):
+        return range(self.many)
 
     def run(self, trials):
         return [self.make(trial) for trial in trials]
@@ -61,6 +68,11 @@ def raw(lab, trial):
 
 def percent(numbers):
     return 100 * numbers["test_accuracy"], 100 * numbers["train_accuracy"]
+
+
+def printed(numbers):
+    """The test accuracy as tables print that of one seed."""
+    return f"{100 * numbers['test_accuracy']:.2f}"
 
 
 def knowing(lab, folder, trials):

@@ -9,7 +9,7 @@ from gyroscope_lab.papers.rotation.adaptive import alike, columns, distance, equ
 from gyroscope_lab.papers.rotation.recipes import layca
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
-from lab.made_lab import MadeLab
+from lab.made_lab import MadeLab, printed
 from lab.pretended import full_lab, raw
 
 STUDIES = {study.name: study for study in adaptive.STUDIES}
@@ -155,7 +155,7 @@ def test_accuracies_and_rotations_are_those_of_the_archive(lab, reports, name):
             half = len(turned) // 2
             early, late = sum(turned[:half]) / half, sum(turned[-half:]) / half
             assert (told, difference) == (None, None)
-            assert test == pytest.approx(100 * found["test_accuracy"])
+            assert test == printed(found)
             assert train == pytest.approx(100 * found["train_accuracy"])
             assert mean == pytest.approx(sum(turned) / len(turned))
             assert uneven == pytest.approx(np.std(turned) / np.mean(turned))
@@ -184,8 +184,8 @@ def test_sgd_that_copies_rotation_trains_as_the_adaptive_method_does(lab, report
         apart = np.mean([100 * abs(a - b) for a, b in zip(method["accuracy"], copied["accuracy"], strict=True)])
         ahead = np.mean([100 * (a - b) for a, b in zip(method["accuracy"], decayed["accuracy"], strict=True)])
         far = np.mean([100 * abs(a - b) for a, b in zip(method["accuracy"], decayed["accuracy"], strict=True)])
-        tests = [100 * one["test_accuracy"] for one in (method, copied, decayed)]
-        assert rows[column.name] == pytest.approx((*tests, ahead, apart, far))
+        assert rows[column.name][:3] == tuple(printed(one) for one in (method, copied, decayed))
+        assert rows[column.name][3:] == pytest.approx((ahead, apart, far))
 
 
 def test_a_copy_turns_every_layer_about_as_far_as_what_it_copies(lab, reports):
@@ -199,7 +199,8 @@ def test_a_copy_turns_every_layer_about_as_far_as_what_it_copies(lab, reports):
 
 def test_equivalents_are_compared_on_test_digits_too(lab, reports):
     report = reports["speed/fig6"]
-    assert all(verdicts(report).values())
+    # One seed cannot tell that the second pair, whose test accuracies differ more, is within two points.
+    assert list(verdicts(report).values()) == [True, None]
     trials = STUDIES["speed/fig6"].trials(lab)
     for column, row in zip(columns(lab), report.tables[0].rows, strict=True):
         method, plain = (
@@ -281,7 +282,7 @@ def test_at_full_scale_every_number_stands_beside_the_papers(name, tmp_path):
     }[name]
     for key, number in expected.items():
         here, told = rows[key][:2]
-        accuracy = by_name[key].accuracy[-1] if "table" in name else by_name[key].test_accuracy
-        assert here == pytest.approx(100 * accuracy)
+        trained, tested = by_name[key].accuracy[-1], by_name[key].test_accuracy
+        assert here == (pytest.approx(100 * trained) if "table" in name else f"{100 * tested:.2f}")
         assert told == pytest.approx(number)
     assert {key[0] for key in rows} == set(paper.TASKS)

@@ -8,7 +8,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.rotation.lars import ROTATION, STUDIES
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.tasks import task
-from lab.made_lab import MadeLab, made, percent, raw
+from lab.made_lab import MadeLab, made, printed, raw
 
 FIG12, SPEED9 = STUDIES
 EPOCHS = {"c10-cnn1": 100, "c100-resnet": 100, "tiny-cnn": 80}
@@ -41,7 +41,8 @@ def test_the_tables_have_the_numbers_of_the_archive(lab):
     lars, layca = (raw(lab, trial) for trial in FIG12.trials(lab))
     whole, by_layer = report.tables
     [row] = whole.rows
-    assert (row[1], row[5]) == pytest.approx((percent(lars)[0], 100 * lars["accuracy"][-1]))
+    assert row[1] == printed(lars)
+    assert row[5] == pytest.approx(100 * lars["accuracy"][-1])
     assert row[3] == pytest.approx(100 * (lars["test_accuracy"] - layca["test_accuracy"]))
     assert (row[7], row[9]) == pytest.approx((np.mean(lars["rotation"][-1]), np.mean(layca["rotation"][-1])))
     assert (row[2], row[4], row[6], row[8]) == (None,) * 4
@@ -53,7 +54,8 @@ def test_the_tables_have_the_numbers_of_the_archive(lab):
 def test_on_digits_lars_generalizes_about_as_layca_does(lab):
     lars, layca = (raw(lab, trial)["test_accuracy"] for trial in FIG12.trials(lab))
     assert abs(lars - layca) < 0.02
-    assert FIG12.run(lab).verdicts[0].holds == (abs(lars - layca) <= 0.01)
+    # One seed cannot tell that they are within a point of each other.
+    assert FIG12.run(lab).verdicts[0].holds is None
 
 
 def full_scale(folder, *, test, rotation):
@@ -63,7 +65,7 @@ def full_scale(folder, *, test, rotation):
         controlled = trial.recipe.control == "layca"
         return made(trial, test=0.88 if controlled else test, rotation=0.95 if controlled else rotation)
 
-    return MadeLab(Archive(folder), "full", make=make)
+    return MadeLab(Archive(folder), "full", make=make, many=3)
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,8 @@ def test_the_table_has_the_plateaus_and_accuracies_of_the_archive(lab, report):
     for name, plateau, told, test, told_test, train in table.rows:
         # Twelve of fifteen epochs before the cut: the last of them is the last tenth.
         assert plateau == pytest.approx(results[name]["loss"][11])
-        assert (test, train) == pytest.approx(
-            (100 * results[name]["test_accuracy"], 100 * results[name]["train_accuracy"])
-        )
+        assert test == f"{100 * results[name]['test_accuracy']:.2f}"
+        assert train == pytest.approx(100 * results[name]["train_accuracy"])
         assert told is None
         assert told_test is None
 
@@ -65,8 +64,8 @@ def test_high_plateaus_and_good_generalisation_are_compared_pair_by_pair(lab, re
     pairs = [(one["loss"][11], one["test_accuracy"]) for one in (raw(lab, trial) for trial in FIG11.trials(lab))]
     signs = [np.sign((a - c) * (b - d)) for i, (a, b) in enumerate(pairs) for c, d in pairs[:i]]
     tau = sum(signs) / len(signs)
-    assert f"Kendall's τ = {tau:+.2f} over 5 of 5" in report.verdicts[-1].here
-    assert report.verdicts[-1].holds == (tau > 0)
+    assert f"Kendall's τ = {tau:+.2f} (p = 0.2) over 5 of 5" in report.verdicts[-1].here
+    assert report.verdicts[-1].holds is None
 
 
 def test_the_figure_draws_the_archives_losses_with_one_legend_a_column(lab, report):

@@ -11,7 +11,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.rotation.sgd_rates import ABRUPT, STUDIES, view
 from gyroscope_lab.training.archive import Archive
-from lab.made_lab import MadeLab, knowing, made, percent, raw
+from lab.made_lab import MadeLab, knowing, made, percent, printed, raw
 
 FIG2, FIG10, TABLE3 = STUDIES
 # epochs, epochs at which the rate is cut, by how much
@@ -69,7 +69,7 @@ def test_the_table_has_the_accuracies_and_rotations_of_the_archive_and_their_dis
     [table] = report.tables
     assert [row[0] for row in table.rows] == ["SGD 3^-4", "SGD 3^-1", "SGD 3^0", "Layca 3^-3"]
     for row, result in zip(table.rows, [*others, best], strict=True):
-        assert (row[1], row[5]) == pytest.approx(percent(result))
+        assert (row[1], row[5]) == (printed(result), pytest.approx(percent(result)[1]))
         assert row[6] == pytest.approx(np.mean(result["rotation"][-1]))
         assert (row[2], row[4]) == (None, None)
     differences = [100 * (result["test_accuracy"] - best["test_accuracy"]) for result in others]
@@ -84,7 +84,9 @@ def test_on_digits_a_higher_rate_rotates_layers_further_and_is_better_but_not_as
     assert max(tests[1:]) > tests[0]
     assert max(tests) < best["test_accuracy"]
     verdicts = {verdict.says.split(": ")[1][:25]: verdict.holds for verdict in report.verdicts}
-    assert verdicts["the higher the rate, the "] is True
+    # One seed cannot tell whether the second step of the rate is one upwards.
+    assert abs(tests[2] - tests[1]) < 0.01
+    assert verdicts["the higher the rate, the "] is None
     assert verdicts["at its best rate SGD stay"] is True
     # Layca's layers have not turned far in so short a training, so there is nothing to fall short of.
     assert verdicts["under SGD layers stop rot"] is None
@@ -99,7 +101,7 @@ def full_scale(tests, rotations, folder, *, uneven=0.3):
         spread = 0.1 if trial.recipe.control else uneven
         return made(trial, test=tests[place], rotation=rotations[place], uneven=spread, epochs=epochs)
 
-    return MadeLab(Archive(folder), "full", make=make)
+    return MadeLab(Archive(folder), "full", make=make, many=3)
 
 
 def test_results_like_the_papers_show_what_it_says(tmp_path):
@@ -108,7 +110,8 @@ def test_results_like_the_papers_show_what_it_says(tmp_path):
     found = [verdict.holds for verdict in report.verdicts]
     assert found == [True] * 25
     rows = {table.title: table.rows for table in report.tables}
-    assert rows["c10-cnn1"][3][1:5] == pytest.approx((80.0, 79.68, -8.0, -8.77))
+    assert rows["c10-cnn1"][3][1] == "80.00 ± 0.00 (3)"
+    assert rows["c10-cnn1"][3][2:5] == pytest.approx((79.68, -8.0, -8.77))
     assert rows["c100-wrn"][0][2] == pytest.approx(80.69 - 6.01)
     assert rows["tiny-cnn"][5][2] == 50.89
 

@@ -95,7 +95,7 @@ def test_on_digits_the_search_is_that_of_the_appendix(lab, report):
     for alpha, (_, scores) in optima.items():
         name, power, tries, test = told[f"{alpha:+g}" if alpha else "0"][:4]
         assert tries == len(scores), name
-        assert test == pytest.approx(100 * max(scores.values()))
+        assert test == f"{100 * max(scores.values()):.2f}"
         assert scores[float(power[2:])] == max(scores.values())
 
 
@@ -104,7 +104,7 @@ def test_the_second_table_has_the_rates_at_alpha_zero(lab, report):
     assert [row[0] for row in rows] == ["3^-7", "3^-5", "3^-4", "3^-3", "3^-2"]
     for power, test, told, difference, train, rotation in rows:
         result = raw(lab, int(power[2:]), 0.0)
-        assert (test, train) == pytest.approx((100 * result["test_accuracy"], 100 * result["train_accuracy"]))
+        assert (test, train) == (f"{100 * result['test_accuracy']:.2f}", pytest.approx(100 * result["train_accuracy"]))
         assert rotation == pytest.approx(np.mean(result["rotation"][-1]))
         assert told is difference is None
 
@@ -114,7 +114,9 @@ def test_on_digits_first_layers_matter_more_high_rates_are_best_and_zero_is_even
     assert [verdict.word for verdict in others] == ["shown"] * 3
     first, middle, last = [row[3] for row in report.tables[0].rows]
     assert first > last
-    assert uniform.holds == (max(first, last) < middle)
+    # One seed cannot tell the first from the middle.
+    assert first > middle > last
+    assert uniform.holds is None
     tests = [row[1] for row in report.tables[1].rows]
     assert tests == sorted(tests)
 
@@ -136,7 +138,9 @@ def test_layers_turn_most_evenly_at_alpha_zero(lab, report, columns):
 
 def test_the_figures_show_the_chosen_rates_and_the_five_columns(lab, report, columns):
     left, right = report.figures["figure"].axes
-    assert list(left.get_lines()[0].get_ydata()) == pytest.approx([row[3] for row in report.tables[0].rows])
+    assert list(left.get_lines()[0].get_ydata()) == pytest.approx(
+        [float(row[3]) for row in report.tables[0].rows], abs=0.005
+    )
     assert list(right.get_lines()[0].get_xdata()) == [3.0**power for power in (-7, -5, -4, -3, -2)]
     panels = report.figures["curves"].axes[:5]
     assert [r"\alpha" in ax.get_title() for ax in panels] == [True, True, False, False, False]

@@ -12,7 +12,7 @@ from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.tasks import task
 from gyroscope_lab.training.trial import Trial
-from lab.made_lab import MadeLab, knowing, made, percent, raw
+from lab.made_lab import MadeLab, knowing, made, printed, raw
 
 FIG4, TABLE5, LASTBN = STUDIES
 
@@ -54,7 +54,7 @@ def test_the_table_has_the_numbers_of_the_archive(lab):
     [table] = FIG4.run(lab).tables
     assert [row[0] for row in table.rows] == ["SGD + L2, none", "SGD + L2, 5 epochs", "Layca 3^-3, none"]
     for row, result in zip(table.rows, results, strict=True):
-        assert (row[1], row[4]) == pytest.approx((percent(result)[0], 100 * result["accuracy"][-1]))
+        assert (row[1], row[4]) == (printed(result), pytest.approx(100 * result["accuracy"][-1]))
         assert row[2:4] == (None, None)
         moves = [
             np.mean([abs(b - a) for a, b in zip(result["rotation"][epoch], result["rotation"][epoch + 1], strict=True)])
@@ -99,7 +99,7 @@ def full_scale(folder, accuracies, jumps, tests):
         train = accuracy[-1]
         return made(trial, test=tests[which], train=train, rotation=curve.tolist(), accuracy=accuracy)
 
-    return MadeLab(Archive(folder), "full", make=make)
+    return MadeLab(Archive(folder), "full", make=make, many=3)
 
 
 TESTS = {0: 0.83, 5: 0.924, 10: 0.92, 15: 0.923, None: 0.921}
@@ -117,7 +117,7 @@ def test_results_like_the_papers_show_what_it_says(tmp_path):
     report = FIG4.run(lab)
     assert [verdict.holds for verdict in report.verdicts] == [True] * 5
     found = [turn for trial in FIG4.trials(lab)[:4] for turn in turns(lab.make(trial))[0]]
-    assert f"by {median(found):.4f} where it falls (1 epochs)" in report.verdicts[2].here
+    assert f"by {median(found):.4f} where it falls (3 epochs)" in report.verdicts[2].here
     assert TABLE5.run(lab).verdicts[0].holds is True
     assert [row[2] for row in report.tables[0].rows] == [83.58, 92.43, 92.09, 92.30, 92.09]
     assert [row[2] for row in TABLE5.run(lab).tables[0].rows] == [96.67, 99.76, 99.85, 99.68, 99.85]
@@ -195,7 +195,7 @@ def of_lastbn(folder, *, early, test):
         fails = not cured and not trial.schedule.warmup and not trial.recipe.control
         return made(trial, test=test if cured else 0.92, accuracy=[0.1 if fails else early] * 200)
 
-    return MadeLab(Archive(folder), "full", make=make)
+    return MadeLab(Archive(folder), "full", make=make, many=3)
 
 
 @pytest.mark.parametrize(("early", "test", "holds"), [(0.75, 0.925, True), (0.12, 0.90, False)], ids=["cure", "none"])
@@ -210,7 +210,7 @@ def test_lastbn_is_a_cure_if_the_network_learns_and_generalizes_with_it(tmp_path
 def test_on_digits_lastbn_does_not_decide_and_is_saved(lab, tmp_path):
     report = LASTBN.run(lab)
     results = [raw(lab, trial) for trial in LASTBN.trials(lab)]
-    assert [row[2] for row in report.tables[0].rows] == pytest.approx([percent(one)[0] for one in results])
+    assert [row[2] for row in report.tables[0].rows] == [printed(one) for one in results]
     assert [verdict.holds for verdict in report.verdicts] == [None] * 2
     assert (tmp_path / "rotation/lastbn/figure.png") in LASTBN.save(lab, report, tmp_path)
     known = knowing(lab, tmp_path / "known", LASTBN.trials(lab)[1:])

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.rotation.weight_decay import STUDIES
 from gyroscope_lab.training.archive import Archive
-from lab.made_lab import MadeLab, knowing, made, percent, raw
+from lab.made_lab import MadeLab, knowing, made, percent, printed, raw
 
 FIG3, TABLE4, SPEED4, SPEED3 = STUDIES
 IDS = ["figure 3", "table 4", "speed figure 4", "speed table 3"]
@@ -72,13 +73,14 @@ def test_figure_3_has_the_numbers_of_the_archive(lab):
     decayed, best = (raw(lab, trial) for trial in FIG3.trials(lab))
     [row] = report.tables[0].rows
     assert (row[0], row[2], row[4]) == ("digits", None, None)
-    assert (row[1], row[5]) == pytest.approx(percent(decayed))
+    assert (row[1], row[5]) == (printed(decayed), pytest.approx(percent(decayed)[1]))
     assert row[3] == pytest.approx(100 * (decayed["test_accuracy"] - best["test_accuracy"]))
     assert row[6:] == pytest.approx((np.mean(decayed["rotation"][-1]), np.mean(best["rotation"][-1])))
     far, on_par = report.verdicts
     # In so short a training Layca does not turn layers far either.
     assert far.holds is None
-    assert on_par.holds == (100 * decayed["test_accuracy"] >= 100 * best["test_accuracy"] - 1)
+    # One seed cannot tell whether a point is missing.
+    assert on_par.holds is None
 
 
 def test_the_speed_figure_has_the_numbers_of_the_archive_and_on_digits_sgd_alone_is_worse_than_layca(lab):
@@ -88,13 +90,13 @@ def test_the_speed_figure_has_the_numbers_of_the_archive_and_on_digits_sgd_alone
     worse, further, _, _ = report.verdicts
     assert worse.holds is True
     turned = [np.mean(one["rotation"][-1]) for one in (plain, decayed)]
-    assert further.holds == (turned[1] > turned[0] and decayed["test_accuracy"] > plain["test_accuracy"])
+    assert turned[1] > turned[0]
+    assert further.holds is None
     assert f"{turned[1]:.3f} against {turned[0]:.3f}" in further.here
     without, with_it = report.tables
-    assert without.rows[0][1:4:2] == pytest.approx(
-        (100 * plain["test_accuracy"], 100 * (plain["test_accuracy"] - best["test_accuracy"]))
-    )
-    assert with_it.rows[0][1] == pytest.approx(100 * decayed["test_accuracy"])
+    assert without.rows[0][1] == printed(plain)
+    assert without.rows[0][3] == pytest.approx(100 * (plain["test_accuracy"] - best["test_accuracy"]))
+    assert with_it.rows[0][1] == printed(decayed)
 
 
 def made_lab(folder, plain, decayed, best):
@@ -104,7 +106,7 @@ def made_lab(folder, plain, decayed, best):
         test, rotation, train = best if trial.recipe.control else decayed if trial.recipe.weight_decay else plain
         return made(trial, test=test, rotation=rotation, train=train)
 
-    return MadeLab(Archive(folder), "full", make=make)
+    return MadeLab(Archive(folder), "full", make=make, many=3)
 
 
 LIKE, UNLIKE = (0.80, 0.4, 1.0), (0.885, 0.96, 1.0)
@@ -175,3 +177,12 @@ def test_of_what_is_known_in_part_only_what_belongs_together_is_shown(lab, tmp_p
         SPEED4.run(without_plain)
     with pytest.raises(LabError, match="known"):
         FIG3.run(knowing(lab, tmp_path / "no reference", [plain, decayed]))
+
+
+def test_one_seed_cannot_show_that_two_accuracies_are_on_par(tmp_path):
+    """88 and 88.5 % of 10,000 test examples differ by 0.5 ± 0.5 points, and 1 is the limit."""
+    three = made_lab(tmp_path, LIKE, (0.88, 0.95, 1.0), (0.885, 0.97, 1.0))
+    _, on_par = FIG3.run(three).verdicts[:2]
+    _, undecided = FIG3.run(replace(three, many=1)).verdicts[:2]
+    assert (on_par.holds, on_par.here) == (True, "-0.50 ± 0.00 points")
+    assert (undecided.holds, undecided.here) == (None, "-0.50 ± 0.46 points")

@@ -82,6 +82,22 @@ class Cell:
         return Estimate(self.test, error, inf)
 
     @property
+    def test_told(self) -> str:
+        """`test` as tables print it: with `spread` and the number of seeds where there are several."""
+        return f"{self.test:.2f}" + ("" if self.spread is None else f" ± {self.spread:.2f} ({len(self.results)})")
+
+    def ahead_of(self, other: Cell) -> Estimate:
+        """Return by how many points its test accuracy is above that of another, with the error of the difference.
+
+        >>> from gyroscope_lab.training.tasks import task
+        >>> its = [Result(1.0, test, loss=[], layers=["a"], rotation=[[0.1]]) for test in (0.96, 0.97, 0.92)]
+        >>> first, second = (Cell(task("digits"), Recipe("SGD", 0.1), tuple(some)) for some in (its[:2], its[2:]))
+        >>> first.test_told, second.test_told, first.ahead_of(second).told
+        ('96.50 ± 0.71 (2)', '92.00', '+4.50 ± 0.84')
+        """
+        return self.tested - other.tested
+
+    @property
     def train(self) -> float:
         """Mean training accuracy at the end, in percent: that of the last epoch where earlier weights were tested."""
         return float(np.mean([100 * result.learned for result in self.results]))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.chance import all_hold
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.best_layca import in_training
 from gyroscope_lab.papers.rotation.panels import title
@@ -346,7 +347,7 @@ def tilt(cell: Cell) -> float:
 
 def _line(column: Column, cell: Cell, told: float | None) -> tuple[object, ...]:
     difference = None if told is None else cell.test - told
-    return (column.task.name, cell.recipe.name, cell.test, told, difference, cell.train, cell.mean_rotation,
+    return (column.task.name, cell.recipe.name, cell.test_told, told, difference, cell.train, cell.mean_rotation,
             cell.unevenness, tilt(cell))  # fmt: skip
 
 
@@ -361,8 +362,8 @@ def _worse(column: Column, method: Cell, best: Cell, differences: dict[str, floa
         Verdict(
             f"{column.name} generalizes worse than Layca at its best",
             "by 1.3 to 13.2 points" if told is None else f"{told:+.2f} points",
-            f"{method.test - best.test:+.2f} points",
-            method.test < best.test,
+            f"{method.ahead_of(best).told} points",
+            best.ahead_of(method).above,
         ),
         Verdict(
             f"{column.name} turns layers less",
@@ -405,11 +406,12 @@ def _par(column: Column, method: Cell, controlled: Cell, decayed: Cell) -> Verdi
     says = "within 2.0 points, in all five tasks"
     if told[0] is not None and told[1] is not None and told[2] is not None:
         says = f"{told[0] - told[1]:+.2f} points to SGD + L2, {told[0] - told[2]:+.2f} to without"
+    to_decayed, to_method = controlled.ahead_of(decayed), controlled.ahead_of(method)
     return Verdict(
         f"{column.name} under Layca generalizes on par with SGD + L2, and better than without",
         says,
-        f"{controlled.test - decayed.test:+.2f} points to SGD + L2, {controlled.test - method.test:+.2f} to without",
-        controlled.test > decayed.test - _PAR and controlled.test > method.test,
+        f"{to_decayed.told} points to SGD + L2, {to_method.told} to without",
+        all_hold([to_decayed.exceeds(-_PAR), to_method.above]),
     )
 
 
@@ -544,7 +546,7 @@ def figure7(lab: Lab) -> Report:
         method, decayed, copy = (found[pair] for pair in copied(column))
         a, b, c = curve(method), curve(decayed), curve(copy)
         faster, near, far = lead(a, b), distance(a, c), distance(a, b)
-        lines.append((column.name, method.test, copy.test, decayed.test, faster, near, far))
+        lines.append((column.name, method.test_told, copy.test_told, decayed.test_told, faster, near, far))
         own = [
             Verdict(
                 f"{column.name} trains faster than SGD + L2",
@@ -595,14 +597,14 @@ def figure6_of_speed(lab: Lab) -> Report:
         tested = curve(method, second), curve(plain, second)
         train, held_out = distance(*whole), distance(*tested)
         both = method.recipe.name, plain.recipe.name
-        lines.append((column.task.name, *both, train, held_out, method.test, plain.test))
+        lines.append((column.task.name, *both, train, held_out, method.test_told, plain.test_told))
         same = Verdict(
             f"{column.task.name}: {' and '.join(both)} have the same curves",
             "indistinguishable",
             f"training {train:.1f}, {name} {held_out:.1f} points apart on average; "
             f"they shake by {max(map(shake, whole)):.1f} and {max(map(shake, tested)):.1f}; "
-            f"test {method.test:.2f} and {plain.test:.2f} % in the end",
-            alike(*whole) and alike(*tested) and abs(method.test - plain.test) <= _PAR,
+            f"in the end test accuracy differs by {method.ahead_of(plain).told}",
+            all_hold([alike(*whole), alike(*tested), method.ahead_of(plain).within(_PAR)]),
         )
         verdicts += on_task(method.task.name, [same])
         numbers.append(_numbers(column, (method, plain), second))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import LEARNED, Cell, cells
+from gyroscope_lab.papers.chance import all_exceed, all_hold
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.best_layca import in_training
 from gyroscope_lab.papers.rotation.panels import Sweep, draw_sweeps, grid
@@ -30,10 +31,8 @@ COLUMNS = (layca(-3, alpha=-0.6), layca(-3, alpha=0.6), layca(-5), layca(-4), la
 SWEPT = ("c10-cnn1", "c100-resnet", "tiny-cnn")
 ALPHAS = (-0.8, -0.6, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 POWERS = (-7, -6, -5, -4, -3, -2, -1, 0)
-# In points: the difference between two trainings of one recipe.
-_NOISE = 0.5
-# In points: "widely" is taken to mean ten times that.
-_WIDELY = 5.0
+# In points: a fall of accuracy that does not count, and ten times that for "widely".
+_NOISE, _WIDELY = 0.5, 5.0
 
 
 def columns(lab: Lab) -> list[Trial]:
@@ -125,7 +124,7 @@ def _accuracies(row: list[Cell]) -> Table:
     for cell in row:
         told = paper.told(cell.task.name, cell.recipe.name)
         difference = None if told is None else cell.test - told
-        lines.append((cell.recipe.name, cell.test, told, difference, cell.train, cell.mean_rotation))
+        lines.append((cell.recipe.name, cell.test_told, told, difference, cell.train, cell.mean_rotation))
     columns = ("configuration", "test % here", "paper", "difference", "train %", "mean rotation")
     return Table(row[0].task.name, columns, tuple(lines))
 
@@ -143,25 +142,27 @@ def _verdicts(row: list[Cell]) -> list[Verdict]:
             f"{name}: the configuration that rotates most generalizes best",
             "Layca 3^-3 in all five tasks",
             f"{furthest.recipe.name}; {max(row, key=lambda cell: cell.test).recipe.name}",
-            furthest.test >= max(cell.test for cell in row),
+            all_exceed([furthest.ahead_of(cell) for cell in row if cell is not furthest]),
         ),
         Verdict(
             f"{name}: slow rotation is enough to learn the training set, and generalizes worse",
             "by up to 24 points",
-            f"{slow.train:.1f} % train, {slow.test - best.test:+.1f} points test",
-            slow.learned and slow.test < best.test,
+            f"{slow.train:.1f} % train, {slow.ahead_of(best).to(1)} points test",
+            all_hold([slow.learned, best.ahead_of(slow).above]),
         ),
         Verdict(
             f"{name}: prioritizing the last layers costs more than prioritizing the first",
             "in all five tasks",
-            f"{last.test - best.test:+.1f} against {first.test - best.test:+.1f} points",
-            last.test < first.test,
+            f"{last.ahead_of(best).to(1)} against {first.ahead_of(best).to(1)} points",
+            first.ahead_of(last).above,
         ),
         Verdict(
             f"{name}: configurations that learn the training set differ widely on the test set",
             "by up to 30 points",
-            f"{best.test - worst.test:.1f} points among {len(learned)}",
-            best.test - worst.test > _WIDELY if len(learned) > 1 and best in learned else None,
+            f"{best.ahead_of(worst).to(1)} points among {len(learned)}",
+            best.ahead_of(worst).exceeds(_WIDELY, tests=len(learned) - 1)
+            if len(learned) > 1 and best in learned
+            else None,
         ),
     ]
 
@@ -173,13 +174,13 @@ def _sweep_verdicts(lab: Lab, row: list[Cell]) -> list[Verdict]:
         return []
     best = max(ordered, key=lambda cell: cell.test)
     climbs = ordered[: ordered.index(best) + 1]
-    grows = all(a.test <= b.test + _NOISE for a, b in pairwise(climbs))
+    grows = all_exceed([b.ahead_of(a) for a, b in pairwise(climbs)], -_NOISE)
     return [
         Verdict(
             f"{row[0].task.name}: the faster all layers rotate, the better, as long as training can follow",
             "accuracy climbs up to 3^-3",
             ", ".join(f"{cell.recipe.name.split()[-1]}: {cell.test:.1f}" for cell in ordered),
-            grows and len(climbs) > 2,
+            all_hold([len(climbs) > 2, grows]),
             over=lambda trial: trial.task.name == row[0].task.name and not trial.recipe.alpha,
         )
     ]

@@ -65,7 +65,12 @@ def figure(lab: Lab) -> Report:
     for cell, reference in rows:
         name = cell.task.name
         told, best = paper.LARS.get(name), paper.REFERENCE.get(name)
-        tests = (cell.test, told, cell.test - reference.test, None if told is None or best is None else told - best)
+        tests = (
+            cell.test_told,
+            told,
+            cell.test - reference.test,
+            None if told is None or best is None else told - best,
+        )
         trained = (in_training(cell), TRAIN.get(name))
         lines.append((name, *tests, *trained, cell.mean_rotation, _mean(name), reference.mean_rotation))
     columns = (
@@ -100,8 +105,8 @@ def _verdicts(cell: Cell, reference: Cell) -> list[Verdict]:
         Verdict(
             f"{name}: LARS generalizes as Layca does",
             "by +0.06 to +0.11 points",
-            f"{cell.test - reference.test:+.2f} points",
-            abs(cell.test - reference.test) <= _SAME_TEST,
+            f"{cell.ahead_of(reference).told} points",
+            cell.ahead_of(reference).within(_SAME_TEST),
         ),
         Verdict(
             f"{name}: under LARS layers rotate as under Layca",

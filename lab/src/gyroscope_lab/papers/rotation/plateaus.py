@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from math import nan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +25,7 @@ from gyroscope_lab.papers.cells import Cell, cells
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.alpha_and_rate import SWEPT
 from gyroscope_lab.papers.rotation.recipes import layca, over_seeds
+from gyroscope_lab.papers.rotation.rule import FEWEST, P, correlation
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict, on_task
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.schedule import Schedule
@@ -150,7 +150,7 @@ def _paper_height(name: str, recipe: str) -> float | None:
 
 def _table(task: Task, its: Mapping[str, Cell]) -> Table:
     lines = [
-        (name, _height(cell), _paper_height(task.name, name), cell.test, paper.told(task.name, name), cell.train)
+        (name, _height(cell), _paper_height(task.name, name), cell.test_told, paper.told(task.name, name), cell.train)
         for name, cell in its.items()
     ]
     heads = ("configuration", "plateau here", "paper", "test % here", "paper", "train %")
@@ -166,7 +166,7 @@ def _verdict(task: Task, column: Column, its: Mapping[str, Cell]) -> Verdict:
         f"{task.name}, {column.title}: {why}, the higher the plateau",
         _listed(known) if known else "in all three tasks",
         _listed(here),
-        here[0] == max(here) and _kendall(range(len(here)), here) < 0,
+        here[0] == max(here) and _fall(here),
         over=lambda trial: trial.task.name == task.name and trial.recipe in column.recipes,
     )
 
@@ -175,27 +175,27 @@ def _listed(heights: Sequence[float]) -> str:
     return ", ".join(f"{value:.3g}" for value in heights)
 
 
+def _fall(heights: Sequence[float]) -> bool:
+    """Whether the heights fall rather than rise, by Kendall's τ."""
+    from scipy.stats import kendalltau  # takes a while to load
+
+    return bool(kendalltau(range(len(heights)), heights).statistic < 0)
+
+
 def _indicates(task: Task, its: Mapping[str, Cell]) -> Verdict:
     """The verdict on the rank correlation of plateaus and test accuracies, of networks that learned."""
     learned = [cell for cell in its.values() if cell.learned]
-    here = _kendall([_height(cell) for cell in learned], [cell.test for cell in learned])
+    here = correlation([_height(cell) for cell in learned], [cell.test for cell in learned])
     told = [(_paper_height(task.name, cell.recipe.name), paper.told(task.name, cell.recipe.name)) for cell in learned]
     known = [(plateau, test) for plateau, test in told if plateau is not None and test is not None]
-    theirs = _kendall([plateau for plateau, _ in known], [test for _, test in known])
+    theirs = correlation([plateau for plateau, _ in known], [test for _, test in known]).kendall
+    words = f"Kendall's τ = {here.kendall:+.2f} (p = {here.kendall_p:.1g})"
     return Verdict(
         f"{task.name}: high plateaus indicate good generalization",
         f"Kendall's τ = {theirs:+.2f} over {len(known)}" if len(known) > 2 else "suggested by figures 9 and 11",
-        f"Kendall's τ = {here:+.2f} over {len(learned)} of {len(its)} configurations, which learned",
-        here > 0 if len(learned) > 2 else None,
+        f"{words} over {len(learned)} of {len(its)} configurations, which learned",
+        here.kendall > 0 if here.count >= FEWEST and here.kendall_p < P else None,
     )
-
-
-def _kendall(x: Sequence[float], y: Sequence[float]) -> float:
-    from scipy.stats import kendalltau  # takes a while to load
-
-    if len(x) < 2:
-        return nan
-    return float(kendalltau(x, y).statistic)
 
 
 def _draw(rows: Sequence[Row], *, dotted: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:

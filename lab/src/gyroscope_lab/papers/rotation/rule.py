@@ -231,7 +231,7 @@ def _table(name: str, row: Row) -> Table:
             one.kind,
             cell.mean_rotation,
             least(cell),
-            cell.test,
+            cell.test_told,
             one.told,
             cell.train,
             "yes" if counts(cell, FITS) else "no",

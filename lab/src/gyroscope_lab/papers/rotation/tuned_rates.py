@@ -18,6 +18,7 @@ import numpy as np
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells
+from gyroscope_lab.papers.chance import all_exceed, all_hold
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.alpha_and_rate import ALPHAS, POWERS, SWEPT
 from gyroscope_lab.papers.rotation.best_layca import in_training
@@ -227,7 +228,7 @@ def _by_alpha(one: Tuned) -> Table:
         cell, told = one.chosen(alpha), TUNED.get(one.task.name, {}).get(alpha)
         tries = len(one.by_alpha[alpha])
         where = (f"{alpha:+g}" if alpha else "0", f"3^{one.power(alpha):g}", tries)
-        lines.append((*where, cell.test, told, _difference(cell.test, told), cell.train, cell.mean_rotation))
+        lines.append((*where, cell.test_told, told, _difference(cell.test, told), cell.train, cell.mean_rotation))
     heads = ("α", "best ρ(0)", "tried", "test % here", "paper", "difference", "train %", "mean rotation")
     return Table(f"{one.task.name}: ρ(0) tuned at each α", heads, tuple(lines))
 
@@ -236,7 +237,9 @@ def _by_rate(one: Tuned) -> Table:
     lines = []
     for power, cell in one.by_rate.items():
         told = paper.BY_RATE.get(one.task.name, {}).get(power)
-        lines.append((f"3^{power:g}", cell.test, told, _difference(cell.test, told), cell.train, cell.mean_rotation))
+        lines.append(
+            (f"3^{power:g}", cell.test_told, told, _difference(cell.test, told), cell.train, cell.mean_rotation)
+        )
     heads = ("ρ(0)", "test % here", "paper", "difference", "train %", "mean rotation")
     return Table(f"{one.task.name}: ρ(0) at α = 0", heads, tuple(lines))
 
@@ -251,22 +254,22 @@ def _verdicts(one: Tuned) -> list[Verdict]:
         Verdict(
             f"{name}: rates should be uniform, also when ρ(0) is tuned: prioritizing either end costs accuracy",
             "up to 20 points",
-            f"{first.test - uniform.test:+.1f} at α = -0.6, {last.test - uniform.test:+.1f} at α = +0.6",
-            max(first.test, last.test) < uniform.test,
+            f"{first.ahead_of(uniform).to(1)} at α = -0.6, {last.ahead_of(uniform).to(1)} at α = +0.6",
+            all_exceed([uniform.ahead_of(first), uniform.ahead_of(last)]),
         ),
         Verdict(
             f"{name}: prioritizing the first layers to an extreme generalizes better than the last",
             "in all three tasks",
-            f"{first.test:.1f} % at α = -0.6, {last.test:.1f} % at α = +0.6",
-            first.test > last.test,
+            f"{first.test_told} % at α = -0.6, {last.test_told} % at α = +0.6",
+            first.ahead_of(last).above,
         ),
         Verdict(
             f"{name}: rates should be as high as training allows",
             "up to 30 points",
-            f"best at {fastest.recipe.name}, {fastest.test - slowest.test:+.1f} points over {slowest.recipe.name}; "
+            f"best at {fastest.recipe.name}, {fastest.ahead_of(slowest).to(1)} points over {slowest.recipe.name}; "
             f"the highest that learns is {rates[-1].recipe.name}",
             # The highest that learns may be just too high: grids are coarse.
-            fastest.test > slowest.test and fastest in rates[-2:],
+            all_hold([fastest in rates[-2:], fastest.ahead_of(slowest).exceeds(0.0, tests=len(rates) - 1)]),
         ),
         Verdict(
             f"{name}: at α = 0 layers rotate synchronously",

@@ -15,6 +15,7 @@ from typing import Any
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.chance import all_hold
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.best_layca import (
     BEST_LAYCA,
@@ -144,15 +145,15 @@ def speed_figure4(lab: Lab) -> Report:
             Verdict(
                 f"{name}: without decay SGD generalizes worse than Layca",
                 "by 3.1 to 14.3 points",
-                f"{plain.test - reference.test:+.1f} points",
-                plain.test < reference.test,
+                f"{plain.ahead_of(reference).to(1)} points",
+                reference.ahead_of(plain).above,
             ),
             Verdict(
                 f"{name}: with decay layers rotate further, and test accuracy is higher",
                 "in all five tasks",
                 f"{regular.mean_rotation:.3f} against {plain.mean_rotation:.3f}, "
-                f"{regular.test - plain.test:+.1f} points",
-                regular.mean_rotation > plain.mean_rotation and regular.test > plain.test,
+                f"{regular.ahead_of(plain).to(1)} points",
+                all_hold([regular.mean_rotation > plain.mean_rotation, regular.ahead_of(plain).above]),
             ),
             _far(name, regular, reference),
             _on_par(name, regular, reference, "by −1.11 to +0.30 points"),
@@ -186,7 +187,7 @@ _COLUMNS = ("task", "test % here", "paper", "Δη here", "Δη paper", "train %"
 
 def _line(name: str, cell: Cell, reference: Cell, told: float | None, paper_best: float | None) -> tuple[Any, ...]:
     absolute = None if told is None or paper_best is None else paper_best + told
-    tests = (cell.test, absolute, cell.test - reference.test, told)
+    tests = (cell.test_told, absolute, cell.test - reference.test, told)
     return (name, *tests, cell.train, cell.mean_rotation, reference.mean_rotation)
 
 
@@ -203,8 +204,8 @@ def _on_par(name: str, cell: Cell, reference: Cell, told: str) -> Verdict:
     return Verdict(
         f"{name}: with decay SGD is on par with Layca",
         told,
-        f"{cell.test - reference.test:+.2f} points",
-        cell.test >= reference.test - _ON_PAR,
+        f"{cell.ahead_of(reference).told} points",
+        cell.ahead_of(reference).exceeds(-_ON_PAR),
     )
 
 
