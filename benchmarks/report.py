@@ -11,6 +11,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -399,10 +400,13 @@ GUESSING = 12
 
 
 def trained(task: str) -> list[str]:
-    """Every training of a task that is kept and was as long as the paper's, next to the paper's test accuracy.
+    """Every configuration of a task that is kept and was as long as the paper's, next to the paper's test accuracy.
 
     The paper has one number for an adaptive method under Layca. It is compared with the rate of the authors' code only.
+    Its numbers are of one training each. One that lies outside of the interval in which 95 % of further trainings would
+    lie, by Student's t, differs beyond chance.
     """
+    from gyroscope_lab.papers.chance import limit
     from gyroscope_lab.papers.rotation.paper import told
     from gyroscope_lab.papers.rotation.recipes import adaptive_layca
     from gyroscope_lab.training.result import Result
@@ -416,20 +420,36 @@ def trained(task: str) -> list[str]:
     whole = [one for one in found if one["trial"]["task"]["schedule"]["epochs"] == TASKS[task].schedule.epochs]
     method, _, _ = (published := adaptive_layca(TASKS[task]).name).partition(" ")
     near = count = failed = 0
+    apart: dict[str, bool] = {}
+    by_recipe: dict[str, list[Result]] = {}
     for one in sorted(whole, key=lambda one: _order(one["trial"]["recipe"])):
-        name, result = one["trial"]["recipe"]["name"], Result.from_json(one["result"])
-        test, paper = 100 * result.test_accuracy, told(task, name)
+        by_recipe.setdefault(one["trial"]["recipe"]["name"], []).append(Result.from_json(one["result"]))
+    for name, results in by_recipe.items():
+        tests = [100 * result.test_accuracy for result in results]
+        test, paper = statistics.mean(tests), told(task, name)
+        spread = statistics.stdev(tests) if len(tests) > 1 else None
         if name != published and name.partition(" ")[0] == method:
             paper = None
         beside = ["", ""] if paper is None else [f"{paper:.2f}", f"{test - paper:+.2f}"]
         if paper is not None:
             close = abs(test - paper) <= 1
             count, near, failed = count + 1, near + close, failed + (close and max(test, paper) < GUESSING)
-        turned = sum(result.final_rotation) / len(result.layers)
-        cells = [name, f"{test:.2f}", *beside, f"{100 * result.learned:.2f}", str(len(result.loss))]
-        rows.append("| " + " | ".join([*cells, f"{turned:.2f}"]) + " |")
+            if spread is not None:
+                apart[name] = abs(test - paper) > limit(len(tests) - 1) * spread * sqrt(1 + 1 / len(tests))
+        turned = statistics.mean(sum(result.final_rotation) / len(result.layers) for result in results)
+        printed = f"{test:.2f}" if spread is None else f"{test:.2f} ± {spread:.2f} ({len(tests)})"
+        learned = f"{100 * statistics.mean(result.learned for result in results):.2f}"
+        lengths = [len(result.loss) for result in results]
+        epochs = " to ".join(dict.fromkeys([str(min(lengths)), str(max(lengths))]))
+        rows.append("| " + " | ".join([name, printed, *beside, learned, epochs, f"{turned:.2f}"]) + " |")
     below = f"{near} of {count} test accuracies are within one point of the paper's. {failed} of these are at rates"
-    return [*rows, "", f"{below} at which training fails, here and in the paper."]
+    below = f"{below} at which training fails, here and in the paper."
+    beyond = [name for name, is_apart in apart.items() if is_apart]
+    named = "" if not beyond else f": {'; '.join(beyond)}"
+    many = (
+        f"Of the {len(apart)} with several seeds, {len(beyond)} differ from the paper's training beyond chance{named}."
+    )
+    return [*rows, "", f"{below} {many}"]
 
 
 def _order(recipe: dict[str, Any]) -> tuple[bool, bool, str, float, float]:

@@ -223,7 +223,7 @@ def _draw(rows: Sequence[Row], *, dotted: Mapping[str, Mapping[str, Sequence[flo
     for ax in axes[-1]:
         ax.set_xlabel("epoch", fontsize=9)
     if any(name in dotted for name, _, _ in rows):
-        figure.suptitle("dotted: the paper's", fontsize=9)
+        figure.suptitle("Training loss under Layca (dotted: the paper's)", fontsize=10)
     return figure
 
 
