@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import hypot, inf, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, accuracy_error, cells, examples_tested, some
-from gyroscope_lab.papers.chance import Estimate, gain
+from gyroscope_lab.papers.cells import Cell, cells, some
 from gyroscope_lab.papers.rotation.panels import title
 from gyroscope_lab.papers.rotation.recipes import layca
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
@@ -119,11 +118,10 @@ def figure8(lab: Lab) -> Report:
     found = dict(zip(POWERS, cells(lab, its), strict=True))
     features = [_features(lab, power, trial) for power in POWERS for trial in its if trial.recipe == layca(power)]
     by_rate = {power: [one for one in features if one.power == power] for power in POWERS}
-    examples = examples_tested(its[0].task.source)
     return Report(
         {"figure": _draw([(found[power], by_rate[power][0]) for power in POWERS])},
         (_table(found, by_rate),),
-        tuple(_verdicts(found, by_rate, examples)),
+        tuple(_verdicts(found, by_rate)),
         {
             "cells": [cell.numbers() for cell in found.values()],
             "features": [
@@ -156,7 +154,7 @@ def _table(found: dict[float, Cell], by_rate: dict[float, list[Features]]) -> Ta
         known = cell.task.name == "mnist-mlp"
         alike = [likeness(one, top) for one, top in zip(by_rate[power], by_rate[POWERS[0]], strict=True)]
         rows.append((
-            f"3^{power:g}", cell.test, TESTS[power] if known else None, cell.train, float(cell.final_rotation[0]),
+            f"3^{power:g}", cell.test_told, TESTS[power] if known else None, cell.train, float(cell.final_rotation[0]),
             ROTATIONS[power] if known else None, 100 * _mean([one.retrievable for one in by_rate[power]]),
             _mean([one.remains for one in by_rate[power]]), _mean([same for same, _ in alike]),
             100 * _mean([told for _, told in alike]),
@@ -164,15 +162,14 @@ def _table(found: dict[float, Cell], by_rate: dict[float, list[Features]]) -> Ta
     return Table(next(iter(found.values())).task.name, columns, tuple(rows))
 
 
-def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], examples: int) -> list[Verdict]:
+def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]]) -> list[Verdict]:
     rotations = [float(cell.final_rotation[0]) for cell in found.values()]
     retrievable = [_mean([one.retrievable for one in by_rate[power]]) for power in POWERS]
     alike = [
         likeness(one, top) for power in POWERS[1:] for one, top in zip(by_rate[power], by_rate[POWERS[0]], strict=True)
     ]
     fastest, slowest = found[POWERS[0]], found[POWERS[-1]]
-    ahead = _ahead(fastest, slowest, examples)
-    noise = max(one.error or 0.0 for one in ahead)
+    ahead = fastest.ahead_of(slowest)
     return [
         Verdict(
             "all four rates learn the training set",
@@ -189,8 +186,8 @@ def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], ex
         Verdict(
             "the further it rotates, the better the network generalizes",
             f"{TESTS[POWERS[0]] - TESTS[POWERS[-1]]:+.2f} points from the slowest to the fastest",
-            f"{ahead[0].mean:+.2f} points, with a standard error of {noise:.2f} ({_counted(len(fastest.results))})",
-            ahead[0].above if len({one.above for one in ahead}) == 1 else None,
+            f"{ahead.told} points",
+            ahead.above,
         ),
         Verdict(
             "the further it rotates, the less retrievable is the initialization",
@@ -206,20 +203,6 @@ def _verdicts(found: dict[float, Cell], by_rate: dict[float, list[Features]], ex
             all(same > 0.5 and told > 0.5 for same, told in alike),
         ),
     ]
-
-
-def _ahead(first: Cell, second: Cell, examples: int) -> list[Estimate]:
-    """The difference of two test accuracies in points, with the error over test examples, and with that over seeds.
-
-    A difference has to be more than chance by both; a single seed has the first alone.
-    """
-    drawn = hypot(*(accuracy_error(cell.test / 100, examples) for cell in (first, second)))
-    over_seeds = gain(*([100 * result.test_accuracy for result in cell.results] for cell in (first, second)))
-    return [Estimate(over_seeds.mean, drawn, inf), *([] if over_seeds.error is None else [over_seeds])]
-
-
-def _counted(seeds: int) -> str:
-    return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def _draw(its: Sequence[tuple[Cell, Features]]) -> Figure:
