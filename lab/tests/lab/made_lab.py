@@ -40,11 +40,11 @@ class MadeLab(Lab):
     """A laboratory with made-up results. Those of several seeds are equal, so their differences are no chance."""
 
     make: Callable[[Trial], Result] = made
-    many: int = 1
+    many: int | None = None
 
     @property
     def seeds(self):
-        return range(self.many)
+        return super().seeds if self.many is None else range(self.many)
 
     def run(self, trials):
         return [self.make(trial) for trial in trials]

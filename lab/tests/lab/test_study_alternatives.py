@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import exp
 
 import pytest
 import torch
@@ -144,6 +145,21 @@ def test_a_constant_that_may_serve_all_depths_by_chance_leaves_it_undecided_whet
     tuned = report.verdicts[3]
     assert tuned.says == "the constant has to be tuned for each depth"
     assert tuned.holds is None
+
+
+@pytest.mark.parametrize(("standard_errors", "holds"), [(9.0, None), (11.0, True)])
+def test_the_best_of_five_constants_has_to_be_better_at_a_level_five_times_as_strict(tmp_path, standard_errors, holds):
+    """Three seeds tell one constant from none beyond 4.3 standard errors, and the best of five beyond 9.9."""
+    away = 3**0.5 / standard_errors
+
+    def shaken(trial):
+        plain = made(tmp_path, lambda variant, depth: 1.0).make(replace(trial, seed=0))
+        if trial.task.name.partition(", ")[2] != divided(4.0):
+            return plain
+        return replace(plain, loss=[loss * exp(-1 - away * (trial.seed - 2)) for loss in plain.loss])
+
+    report = STUDY.run(MadeLab(Archive(tmp_path), "small", make=shaken))
+    assert [one.holds for one in report.verdicts[:3]] == [holds] * 3
 
 
 def test_at_full_scale_bjorcks_network_has_the_papers_schedule_and_the_others_six_epochs(tmp_path):
