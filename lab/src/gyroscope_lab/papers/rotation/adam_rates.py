@@ -136,7 +136,7 @@ def _of_paper(by_rate: Mapping[float, Cell], told: float) -> list[Verdict]:
         Verdict(
             "the rate that rotates as in figure 6 reaches its test accuracy",
             f"{told:.2f} %",
-            f"3^{closest:g}: {cell.test_told} %",
+            f"3^{closest:g}: {cell.test:.2f} %, {cell.tested.plus(-told).told} points",
             cell.tested.plus(-told).within(_SAME_TEST),
         ),
         Verdict(

@@ -260,7 +260,7 @@ def _verdicts(one: Tuned) -> list[Verdict]:
         Verdict(
             f"{name}: prioritizing the first layers to an extreme generalizes better than the last",
             "in all three tasks",
-            f"{first.test_told} % at α = -0.6, {last.test_told} % at α = +0.6",
+            f"{first.test:.1f} % at α = -0.6, {last.test:.1f} % at α = +0.6, {first.ahead_of(last).to(1)} points",
             first.ahead_of(last).above,
         ),
         Verdict(
