@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
 # Characters of a heading per inch.
 _PER_INCH = 11
+# An accuracy with its spread over seeds, as `Cell.test_told` has it, and what a page says of it.
+_SEEDS = re.compile(r"± [\d.]+ \(\d+\)$")
+_ERRORS = (
+    "± after an accuracy is the standard deviation over the seeds, whose number follows; without it there is one seed. "
+    "± after a difference is its standard error over the seeds; for one seed it is that over the test examples."
+)
 
 
 @dataclass(frozen=True)
@@ -216,6 +223,8 @@ class Study:
                 f"Shown in part: {len(missing)} {several} not there yet ({said}). "
                 "`result.json` lists all, as `not_trained`."
             )
+        if any(_SEEDS.search(str(cell)) for table in report.tables for row in table.rows for cell in row):
+            parts.append(_ERRORS)
         if report.verdicts:
             columns = ("the paper says", "paper", "here", "")
             rows = tuple((one.says, one.paper, one.here, one.word) for one in report.verdicts)
