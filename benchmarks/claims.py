@@ -59,12 +59,15 @@ class Kept:
         scale = self.told["scale"]
         return name + ("" if own else f", {self.folder.relative_to(RESULTS).parts[0]}") + f" ({scale})"
 
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds of each configuration, from the fewest to the most; empty if nothing was trained."""
+    def seeds(self, claim: str) -> list[int]:
+        """The numbers of seeds of the configurations, from the fewest to the most; empty if nothing was trained.
+
+        Where a claim names its task first, the other tasks' configurations do not count.
+        """
         numbers = self.told["numbers"]
         cells = [*numbers.get("cells", ()), *(cell for one in numbers.get("columns", ()) for cell in one["cells"])]
-        if cells:
+        named = re.split("[:,]", claim)[0]
+        if cells := [cell for cell in cells if cell.get("task") == named] or cells:
             return sorted({len(cell["seeds"]) for cell in cells})
         scale = self.told["scale"]
         if scale in self.study.seeds:
@@ -131,8 +134,8 @@ def rows(paper: str) -> Iterator[tuple[str, ...]]:
         if one.paper == paper:
             where = f"../results/{one.folder.relative_to(RESULTS).as_posix()}"
             page, raw = f"[{one.label}]({where}/README.md)", f"[raw]({where}/result.json)"
-            n = span(one.seeds)
             for said in one.told["findings"]:
+                n = span(one.seeds(said["says"]))
                 verdict = said["verdict"] if said["holds"] else f"**{said['verdict']}**"
                 yield page, short(said["says"]), short(said["paper"]), short(said["here"]), n, verdict, raw
 
@@ -150,7 +153,7 @@ def summary() -> list[str]:
     for paper, title in PAPERS.items():
         its = [one for one in kept() if one.paper == paper]
         words = Counter(said["verdict"] for one in its for said in one.told["findings"])
-        seeds = sorted({count for one in its for count in one.seeds})
+        seeds = sorted({count for one in its for count in one.seeds("")})
         link = f"[{title}](#{title.lower().replace(' ', '-')})"
         counts = (words["shown"], words["not shown"], words["undecided"])
         lines.append((link, len(its), *counts, trainings(paper), span(seeds)))

@@ -379,15 +379,16 @@ def test_an_archive_that_would_be_too_large_leaves_checkpoints_out_the_least_adv
 
 
 def test_where_results_alone_fit_databases_are_left_out_but_not_those_with_more_than_epochs(tmp_path):
-    trials = [*TRIALS[:2], replace(TRIALS[1], every=1)]
-    made = box(trials, tmp_path, limit=1)
+    """Nor those that hold what a study reads."""
+    trials = [*TRIALS[:2], replace(TRIALS[1], every=1), replace(TRIALS[1], seed=7)]
+    made = box(trials, tmp_path, limit=1, whole=trials[3:])
     assert (made.left_out, made.lean) == (0, 2)
     with tarfile.open(made.path) as tar:
         databases = [path.split("/")[1] for path in tar.getnames() if path.endswith("run.sqlite")]
-        assert len([path for path in tar.getnames() if path.endswith("result.json")]) == 3
-    assert databases == [trials[2].slug]
+        assert len([path for path in tar.getnames() if path.endswith("result.json")]) == 4
+    assert sorted(databases) == sorted(trial.slug for trial in trials[2:])
     rows = collect(made.path, tmp_path / "runs", tmp_path / "kept")
-    assert [(row.status, row.kept) for row in rows] == [("finished", True)] * 3
+    assert [(row.status, row.kept) for row in rows] == [("finished", True)] * 4
     assert all((tmp_path / "there" / trial.task.name / trial.slug / "run.sqlite").is_file() for trial in trials)
 
 

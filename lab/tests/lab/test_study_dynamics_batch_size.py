@@ -10,15 +10,16 @@ from gyroscope.theory.adaptive import adam, rmsprop
 from gyroscope.theory.decay import sgd
 from gyroscope_lab import models
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.cells import recorded
 from gyroscope_lab.papers.dynamics.batch_size import (
     PLANS,
     RECIPES,
     STUDIES,
     points,
-    recorded,
     steps_of,
     task_of,
     trials,
+    update_lengths,
     verdicts,
 )
 from gyroscope_lab.training.archive import Archive
@@ -86,7 +87,7 @@ def test_steps_at_held_weights_have_the_lengths_that_theory_gives_for_noise_alon
 def test_updates_are_those_of_the_same_training_by_hand(lab):
     trial = next(one for one in trials(lab) if one.recipe.name == "Adam" and one.schedule.batch == 256)
     lab.run([trial])
-    updates, moved = recorded(lab, trial)
+    updates, moved = update_lengths(recorded(lab, trial))
     split, model = trial.task.source.load(), trial.network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
     order = torch.Generator().manual_seed(0)
@@ -115,7 +116,7 @@ def test_adaptive_steps_grow_with_the_batch_and_rmsprops_in_their_mean_alone(rep
 
 def test_the_table_of_trainings_is_that_of_the_archive(lab, report):
     for row, trial in zip(report.tables[-1].rows, trials(lab), strict=True):
-        updates, moved = recorded(lab, trial)
+        updates, moved = update_lengths(recorded(lab, trial))
         assert row[:2] == (trial.recipe.name, trial.schedule.batch)
         assert row[2:5] == pytest.approx((1000 * np.mean(updates[:10]), 1000 * np.mean(updates), moved))
         assert row[5] == pytest.approx(raw(lab, trial)["loss"][-1])

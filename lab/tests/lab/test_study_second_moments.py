@@ -4,19 +4,21 @@ import torch
 
 from gyroscope.errors import DynamicsError
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.errors import LabError
 from gyroscope_lab.papers.rotation import adaptive, second_moments
 from gyroscope_lab.papers.rotation.second_moments import (
     STUDIES,
     Moments,
     draw,
+    moments,
     of_paper,
-    recorded,
     share_between,
     spans,
     trials,
 )
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.training import Training
+from lab.made_lab import knowing
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_layers_without_gradients_are_left_out_and_all_of_them_refused():
 
 def test_the_recorded_percentiles_are_those_of_adams_own_state(lab, report):
     [trial] = trials(lab)
-    wanted = {round(one.epoch): one.percentiles for one in recorded(lab, trial)}
+    wanted = {round(one.epoch): one.percentiles for one in moments(lab, trial)}
     assert 1 in wanted
     assert len(wanted) > 1
     seen = {}
@@ -119,7 +121,7 @@ def test_a_report_is_saved_whole(lab, study, tmp_path):
 
 
 def test_at_full_scale_the_papers_percentiles_stand_beside(monkeypatch):
-    monkeypatch.setattr(second_moments, "recorded", lambda lab, trial: made)
+    monkeypatch.setattr(second_moments, "moments", lambda lab, trial: made)
     made = [Moments(1.0, 2 * of_paper()[1]), Moments(11.0, of_paper()[10]), Moments(51.0, of_paper()[50] ** 0.5)]
     report = second_moments.figure5(Lab(Archive("nowhere"), "full"))
     shares, medians = report.tables
@@ -138,3 +140,9 @@ def test_bars_reach_from_the_10th_to_the_90th_percentile():
     [ax] = draw("digits", [(Moments(3.0, percentiles), None)]).axes
     ends = [segment[:, 1].tolist() for segment in ax.collections[0].get_segments()]
     assert ends == [[1.0, 4.0], [3.0, 9.0]]
+
+
+def test_a_result_without_its_run_says_that_the_run_is_missing(lab, tmp_path):
+    known = knowing(lab, tmp_path, STUDIES[0].trials(lab))
+    with pytest.raises(LabError, match="holds the result of .*Adam.*, but not its recorded run"):
+        STUDIES[0].run(known)

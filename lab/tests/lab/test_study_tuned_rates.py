@@ -10,6 +10,7 @@ from gyroscope_lab.papers.rotation.tuned_rates import STUDIES, TRAIN, TUNED, bes
 from gyroscope_lab.training.archive import Archive
 from gyroscope_lab.training.result import Result
 from gyroscope_lab.training.trial import Trial
+from lab.made_lab import MadeLab, made
 
 FIG2, TABLE2 = STUDIES
 ALPHAS = (-0.8, -0.6, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
@@ -220,3 +221,13 @@ def test_saving_writes_both_figures_the_page_and_every_try(lab, report, tmp_path
     for alpha, its in tried.items():
         for power, kept in its.items():
             assert kept["score"] == pytest.approx(100 * raw(lab, float(power[2:]), float(alpha))["test_accuracy"])
+
+
+def test_where_one_rate_alone_learns_it_is_not_better_than_another(tmp_path):
+    def make(trial):
+        return made(trial, test=0.6, train=1.0 if trial.recipe.rate == 3.0**-3 else 0.5, rotation=0.5)
+
+    lab = MadeLab(Archive(tmp_path), "full", only=("c10-cnn1",), make=make)
+    verdict = FIG2.run(lab).verdicts[2]
+    assert verdict.here.startswith("best at Layca 3^-3, +0.0 ± 0.7 points over Layca 3^-3")
+    assert verdict.holds is False

@@ -72,6 +72,7 @@ def run_minutes(
     from gyroscope_lab.engine.box import run_box
     from gyroscope_lab.engine.engine import AT_ONCE
     from gyroscope_lab.papers import queue
+    from gyroscope_lab.papers.catalogue import studies
     from gyroscope_lab.papers.queue import wanted
     from gyroscope_lab.training.archive import Archive
 
@@ -83,7 +84,9 @@ def run_minutes(
             for one in queue.read(out / "queue.md", lab, Archive(out / "runs"))
             if (not names or set(names) & set(one.studies)) and (not lab.only or one.trial.task.name in lab.only)
         ]
-        trials = [one.trial for one in _with_data(wanted(entries, lab.archive, Archive(out / "runs")), data)]
+        missing = _with_data(wanted(entries, lab.archive, Archive(out / "runs")), data)
+        trials = [one.trial for one in missing]
+        whole = [one.trial for one in missing if any(studies()[name].reads_runs for name in one.studies)]
         if not trials:
             echo("Nothing to train: every training of the queue is finished, or its data is not here.", err=True)
             return
@@ -92,7 +95,8 @@ def run_minutes(
         try:
             box = run_box(
                 trials, lab.archive, minutes=minutes, path=archive, data=data, at_once=lab.jobs or AT_ONCE,
-                device=device, limit=None if limit is None else limit * 2**20, began=began, on_note=progress.on_note,
+                device=device, limit=None if limit is None else limit * 2**20, whole=whole, began=began,
+                on_note=progress.on_note,
                 on_done=progress.on_done, on_failed=progress.on_failed,
             )  # fmt: skip
         except KeyboardInterrupt:

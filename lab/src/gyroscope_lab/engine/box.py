@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -109,6 +109,7 @@ def run_box(
     began: float | None = None,
     grace: float = _GRACE,
     limit: int | None = None,
+    whole: Collection[Trial] = (),
     on_note: Callable[[Note], None] = lambda note: None,
     on_done: Callable[[Trial, Result], None] = lambda trial, result: None,
     on_failed: Callable[[Trial, str], None] = lambda trial, why: None,
@@ -131,7 +132,8 @@ def run_box(
         grace: seconds for trainings to end their epoch after a signal.
         limit: the largest size of the archive in bytes. If it would be larger, unfinished trainings are left out, those
             farthest from their end first, and then the databases of finished ones that were measured once per epoch,
-            as their results are; all of it stays in the folder of `archive`.
+            as their results are, and are not `whole`; all of it stays in the folder of `archive`.
+        whole: trials whose databases hold more than their results that is needed.
         on_note: called as each training ends an epoch.
         on_done: called as each ends.
         on_failed: called with each trial that fails, and the reason.
@@ -196,7 +198,7 @@ def run_box(
             used = (time.monotonic() - began) / 60
             trained = tuple(touched.values())
             with uninterrupted():
-                out, lean = _left_out(trained, archive, inf if limit is None else limit)
+                out, lean = _left_out(trained, archive, inf if limit is None else limit, {one.key for one in whole})
                 ended_by = signals[0] if signals else None
                 box = Box(target, minutes, used, ended_by, trained, len(out), len(lean))
                 _write(box, archive, opened, device, out, lean)
@@ -268,7 +270,7 @@ def _write(box: Box, archive: Archive, opened: datetime, device: str, left_out: 
         raise LabError(f"{box.path} cannot be written ({error}). The trainings are in {archive.root}.") from error
 
 
-def _left_out(trained: Sequence[Touched], archive: Archive, limit: float) -> tuple[set[str], set[str]]:
+def _left_out(trained: Sequence[Touched], archive: Archive, limit: float, whole: set[str]) -> tuple[set[str], set[str]]:
     """Return the keys of the unfinished trials to leave out, and of the finished ones whose database to leave out."""
     sizes, databases = {}, {}
     for one in trained:
@@ -276,7 +278,8 @@ def _left_out(trained: Sequence[Touched], archive: Archive, limit: float) -> tup
         _merge_log(folder / RUN)
         its = {path.name: _in_archive(path) for name in _FILES if (path := folder / name).is_file()}
         sizes[one.trial.key] = sum(its.values())
-        if one.status == "finished" and one.trial.every is None and one.trial.conditions is None:
+        per_epoch = one.trial.every is None and one.trial.conditions is None
+        if one.status == "finished" and per_epoch and one.trial.key not in whole:
             databases[one.trial.key] = its.get(RUN, 0)
     total = tarfile.RECORDSIZE + sum(sizes.values())
     out: set[str] = set()

@@ -47,6 +47,8 @@ _OPEN = {
         "Layca 3^-3, alpha -0.1",
         "Layca 3^-3, alpha -0.4",
         "Adam-Layca 3^-4.3",
+        "Adam-Layca 3^-5",
+        "SGD_AMom-Layca 3^-5",
     ),
 }
 _OPEN_SEEDS = "Second and third seeds of CIFAR configurations of which one seed leaves a claim open"

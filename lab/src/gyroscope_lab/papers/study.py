@@ -120,6 +120,7 @@ class Study:
         beside: the seconds that it takes in addition to its trials, by scale, where they are many and were measured: on
             one core of a CPU, or at full scale on an H200.
         seeds: the seeds of each configuration, by scale, of a study that trains without trials.
+        reads_runs: whether it also reads what the results of its trials lack, from the database of each run.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Study:
     follow: Callable[[Lab], object] | None = None
     beside: Mapping[str, float] = field(default_factory=dict, compare=False)
     seeds: Mapping[str, int] = field(default_factory=dict, compare=False)
+    reads_runs: bool = field(default=False, compare=False)
 
     def run(self, lab: Lab) -> Report:
         """Run the trials that have no result yet, and return the report; see `Verdict.over` for what it leaves open."""

@@ -27,13 +27,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
-import gyroscope
+from gyroscope.store import Run
 from gyroscope.theory import batch_law, per_example_gradients, step_gain
 from gyroscope.theory.adaptive import Moments, adam, rmsprop
 from gyroscope.theory.decay import Rule, sgd
 from gyroscope_lab.data.source import Source
 from gyroscope_lab.data.split import Split
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.cells import recorded
 from gyroscope_lab.papers.dynamics.measurements import kept, split_of
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
@@ -429,7 +430,7 @@ def trained(lab: Lab, recipe: Recipe) -> Trained:
     plan = PLANS[lab.scale]
     its = [one for one in trials(lab) if one.recipe == recipe]
     results = lab.run(its)
-    runs = [recorded(lab, one) for one in its]
+    runs = [update_lengths(recorded(lab, one)) for one in its]
     shape = len(plan.sizes), plan.seeds
     updates = np.array([update for update, _ in runs]).reshape(*shape, -1).mean(axis=1)
     moved = np.array([way for _, way in runs]).reshape(shape).mean(axis=1)
@@ -437,9 +438,8 @@ def trained(lab: Lab, recipe: Recipe) -> Trained:
     return Trained(updates, moved, loss)
 
 
-def recorded(lab: Lab, trial: Trial) -> tuple[npt.NDArray[np.float64], float]:
+def update_lengths(run: Run) -> tuple[npt.NDArray[np.float64], float]:
     """The length of every update of a recorded training, [steps], and the distance of the weights from their start."""
-    run = gyroscope.load(lab.archive.folder(lab.trial(trial)))
     steps = run.steps[run.steps > 0]
     each = np.asarray(run.series("update_norm", steps=steps), dtype=np.float64)
     norms = np.asarray(run.series("weight_norm"), dtype=np.float64)

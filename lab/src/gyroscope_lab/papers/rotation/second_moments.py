@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gyroscope.store import load
 from gyroscope.theory import Percentiles, share_between, spans
 from gyroscope_lab.engine.laboratory import Lab
+from gyroscope_lab.papers.cells import recorded
 from gyroscope_lab.papers.study import Report, Study, Table, Verdict
 from gyroscope_lab.training.recipe import Recipe
 from gyroscope_lab.training.trial import Trial
@@ -71,10 +71,10 @@ def of_paper() -> dict[int, Percentiles]:
     return {int(epoch): np.array(rows) for epoch, rows in content["epochs"].items()}
 
 
-def recorded(lab: Lab, trial: Trial) -> list[Moments]:
+def moments(lab: Lab, trial: Trial) -> list[Moments]:
     """Return the moments in a trial's run nearest to each of `EPOCHS`: a monitor measures them only now and then."""
     [result] = lab.run([trial])
-    with load(lab.archive.folder(lab.trial(trial))) as run:
+    with recorded(lab, trial) as run:
         steps = run.where(_NAMES[1])
         table = np.stack([run.series(name, steps=steps).astype(float) for name in _NAMES], axis=-1)
         epochs = steps * len(result.loss) / run.steps[-1]
@@ -85,7 +85,7 @@ def recorded(lab: Lab, trial: Trial) -> list[Moments]:
 def figure5(lab: Lab) -> Report:
     """Report the percentiles of each layer, and the share of their spread that lies between layers."""
     [trial] = trials(lab)
-    found = recorded(lab, trial)
+    found = moments(lab, trial)
     known = of_paper() if trial.task.name in _POWERS else {}
     paired = [(one, known.get(_nearest(one.epoch))) for one in found]
     lines, verdicts = [], []
@@ -174,6 +174,6 @@ def _bars(ax: Axes, percentiles: Percentiles, *, at: float, color: str, label: s
 
 
 STUDIES = (
-    Study("rotation/fig5", "Figure 5: Adam's second moments in each layer", trials, figure5),
-    Study("speed/fig11", "Figure 11: Adam's second moments in each layer", trials, figure5),
+    Study("rotation/fig5", "Figure 5: Adam's second moments in each layer", trials, figure5, reads_runs=True),
+    Study("speed/fig11", "Figure 11: Adam's second moments in each layer", trials, figure5, reads_runs=True),
 )

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import gyroscope
 from gyroscope.store import Run
 from gyroscope_lab.engine.laboratory import Lab
-from gyroscope_lab.papers.cells import Cell, cells, some
+from gyroscope_lab.papers.cells import Cell, cells, recorded, some
 from gyroscope_lab.papers.chance import all_exceed, all_hold
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.best_layca import BEST_LAYCA, FAR, compared_with_layca, in_training, noted, numbers
@@ -246,10 +245,9 @@ def _gain(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64], step: i
 def figure10(lab: Lab) -> Report:
     """Report rotation and training accuracy step by step."""
     trials = some(lab.held(first_epoch(lab)))
-    lab.run(trials)
     views: dict[str, View] = {}
     for trial in trials:
-        with gyroscope.load(lab.archive.folder(lab.trial(trial))) as run:
+        with recorded(lab, trial) as run:
             views[trial.task.name] = view(run)
     storeys = [
         Storeys(name, one.rotation, one.accuracy, note=f"largest turn in a step: {one.largest:.2f} rad")

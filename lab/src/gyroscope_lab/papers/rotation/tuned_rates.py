@@ -249,6 +249,7 @@ def _verdicts(one: Tuned) -> list[Verdict]:
     uniform, first, last = one.chosen(0.0), one.chosen(-0.6), one.chosen(0.6)
     rates = [cell for cell in one.by_rate.values() if cell.learned] or list(one.by_rate.values())
     fastest, slowest = max(rates, key=lambda cell: cell.test), rates[0]
+    better = fastest is not slowest and fastest.ahead_of(slowest).exceeds(0.0, tests=len(rates) - 1)
     even, uneven = one.columns[-1].unevenness, min(cell.unevenness for cell in one.columns[:2])
     return [
         Verdict(
@@ -269,7 +270,7 @@ def _verdicts(one: Tuned) -> list[Verdict]:
             f"best at {fastest.recipe.name}, {fastest.ahead_of(slowest).to(1)} points over {slowest.recipe.name}; "
             f"the highest that learns is {rates[-1].recipe.name}",
             # The highest that learns may be just too high: grids are coarse.
-            all_hold([fastest in rates[-2:], fastest.ahead_of(slowest).exceeds(0.0, tests=len(rates) - 1)]),
+            all_hold([fastest in rates[-2:], better]),
         ),
         Verdict(
             f"{name}: at α = 0 layers rotate synchronously",
