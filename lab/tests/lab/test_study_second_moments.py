@@ -144,5 +144,5 @@ def test_bars_reach_from_the_10th_to_the_90th_percentile():
 
 def test_a_result_without_its_run_says_that_the_run_is_missing(lab, tmp_path):
     known = knowing(lab, tmp_path, STUDIES[0].trials(lab))
-    with pytest.raises(LabError, match="holds the result of .*Adam.*, but not its recorded run"):
+    with pytest.raises(LabError, match=r"holds the result of .*Adam.*, but not its recorded run"):
         STUDIES[0].run(known)
