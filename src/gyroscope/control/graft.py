@@ -19,6 +19,7 @@ from gyroscope.control.torch_contract import (
     as_group,
     check_state,
     check_whole,
+    floats_in,
     load_uncast,
     with_dtypes,
 )
@@ -223,7 +224,7 @@ def _clear(optimizers: tuple[Optimizer, ...], params: list[Tensor], bad: Tensor)
             continue
         for optimizer in optimizers:
             values = optimizer.state[p].values() if p in optimizer.state else ()
-            for value in local([v for v in values if isinstance(v, Tensor) and v.is_floating_point()]):
+            for value in local([value for held in values for value in floats_in(held)]):
                 if p.device in known:
                     value.nan_to_num_(0.0, 0.0, 0.0)
                 elif value.device == p.device:

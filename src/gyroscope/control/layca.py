@@ -286,7 +286,7 @@ class Layca(Wrapper):
             for p, e in zip(w.params, w.entries, strict=True):
                 if e.index not in self._met:
                     self._met.add(e.index)
-                    self.state[p].update(self._own(p, e))
+                    self._show(p, e)
 
     def _look_for_skipped(self) -> None:
         """Warn after the first steps about layers that skipped most of them (then, and only then, waits)."""
@@ -410,8 +410,12 @@ class Layca(Wrapper):
         """Put views of the ledgers into the state again, once there are new ledgers or a new state."""
         for g, j, e in self._roster.places():
             if e.index in self._met:
-                p = self.param_groups[g]["params"][j]
-                self.state[p].update(self._own(p, e))
+                self._show(self.param_groups[g]["params"][j], e)
+
+    def _show(self, p: Tensor, e: Entry) -> None:
+        """Put a view of a layer's ledger into its state, unless the inner optimizer has not set that state up."""
+        if self.state.get(p) or self._steering.proposer.rule.kernel == "sgd":  # which may keep none
+            self.state[p].update(self._own(p, e))
 
 
 def _check_rate(lr: Any, group: str) -> None:
@@ -456,7 +460,10 @@ def _check_steps(optimizer: Optimizer) -> None:
             )
         names = {kind.__name__ for kind in type(inside).__mro__}
         switches = all(callable(getattr(inside, name, None)) for name in ("train", "eval"))
-        if names & {"Lookahead", "TRAC"} or (switches and "AcceleratedOptimizer" not in names):  # which passes them on
+        frees = any("ScheduleFree" in name for name in names)
+        if (
+            frees or names & {"Lookahead", "TRAC"} or (switches and "AcceleratedOptimizer" not in names)
+        ):  # which passes them on
             raise ControlError(
                 f"`optimizer` must step the model's weights only, got a {type(inside).__name__}, which keeps weights "
                 "of its own and puts them into the model, so that a layer would not stay where it was turned to. Try "

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import is_
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -39,7 +39,7 @@ from gyroscope.errors import ControlError
 from gyroscope.vectors.layout import any_sharded, as_sharded, is_sharded, local
 
 Group = dict[str, Any]
-Decay = Literal["none", "coupled", "decoupled"]
+Decay = Literal["none", "coupled", "decoupled", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,18 @@ _RULES: dict[type[Optimizer], Rule] = {
     torch.optim.Muon: Rule(decay="decoupled"),
 }
 
-UNKNOWN = Rule(reads_weights=True)
+_UNKNOWN = Rule(decay="unknown", reads_weights=True)
 
 
 def rule_of(optimizer: Optimizer) -> Rule:
-    """Return the rule of the optimizer's class; a subclass may do anything, so only exact classes are known.
+    """Return the rule of the optimizer's class; a subclass may do anything, so of it only the decay is taken as known.
 
     >>> rule_of(torch.optim.NAdam([torch.zeros(2, 2)])).reads_weights
     False
     """
-    return _RULES.get(type(main(optimizer)), UNKNOWN)
+    kind = type(main(optimizer))
+    base = next((_RULES[one] for one in kind.__mro__ if one in _RULES), _UNKNOWN)
+    return base if kind in _RULES else replace(_UNKNOWN, decay=base.decay)
 
 
 def decay_of(rule: Rule, group: Group) -> tuple[Decay, float]:
@@ -191,6 +193,9 @@ class StandIns:
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.zeros = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
+        for zero, p in zip(self.zeros, params, strict=True):
+            if (dtype := getattr(p, "grad_dtype", p.dtype)) != p.dtype:
+                zero.grad_dtype = dtype
         self._params = list(params)
         self._at = list(map(Tensor.data_ptr, params))
         self._strides = _unusual_strides(params)
@@ -247,6 +252,8 @@ class Proposer:
         self._buffers: dict[int, tuple[list[Any], list[Tensor]]] = {}
         self._stand_ins: dict[int, StandIns] = {}
         self._states: tuple[list[Any], defaultdict[Any, Any]] = _no_states()  # as known, and with stand-ins for keys
+        for group in () if self.reads_weights else optimizer.param_groups:
+            self._decay_of(group)
 
     def propose(
         self,
@@ -355,6 +362,10 @@ class Proposer:
                 p.data = buffer
 
         def take() -> None:
+            for p, buffer in zip(params, buffers, strict=True):
+                # An optimizer may have assigned `p.data`, even a tensor of its own that it keeps (SAM does).
+                if p.data_ptr() != buffer.data_ptr():
+                    buffer.copy_(p.data)
             proposal.displacements = buffers
             proposal.stepped = self.reads_weights
 
@@ -379,7 +390,7 @@ class Proposer:
         undo: list[Callable[[], None]],
     ) -> Sequence[Tensor]:
         """Take weight decay and the rate out of a group; return the gradients, with coupled decay added."""
-        how, decay = decay_of(self.rule, group)
+        how, decay = self._decay_of(group)
         if how == "coupled":
             sign = -decay if group.get("maximize", False) else decay
             grads = torch._foreach_add(list(grads), proposal.params, alpha=sign)
@@ -392,6 +403,17 @@ class Proposer:
         if how == "decoupled":
             proposal.along = -decay * float(group["lr"])
         return grads
+
+    def _decay_of(self, group: Group) -> tuple[Decay, float]:
+        """Return how weight decay enters in a group; reject a decay of which that is not known."""
+        how, amount = decay_of(self.rule, group)
+        if how == "unknown":
+            raise ControlError(
+                f"`weight_decay` must be 0 with reads_weights=False, got {amount:g}: whether the decay of "
+                f"{type(main(self.optimizer)).__name__} goes into its gradients is not known. Decay that does not, has "
+                "no effect: it does not turn a layer."
+            )
+        return how, amount
 
     def _unseen(self) -> bool:
         """Return whether nobody sees what the optimizer steps: it is torch's own or ours, and has no hooks."""

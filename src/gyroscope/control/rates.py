@@ -168,7 +168,8 @@ def warmup(optimizer: Optimizer, steps: int, *, start: float = 0.1) -> LambdaLR:
     """Return a scheduler for the papers' warm-up: linear from a tenth of the rate to the rate over `steps` steps.
 
     lr_t = lr (f + start (1 − f)) with f = t/steps for t < steps, and lr afterwards. Call its `step()` after each
-    `optimizer.step()`; compose it with others by `torch.optim.lr_scheduler.ChainedScheduler`.
+    `optimizer.step()`. `cosine` and `wsd` have a `warmup` of their own; put others after it with
+    `torch.optim.lr_scheduler.SequentialLR`.
 
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
     >>> schedule = warmup(optimizer, 2)

@@ -221,9 +221,11 @@ class Roster:
         """Append a group that was added: its matrices become the last layers."""
         index, row = self.layers, self.rows
         own: dict[int, Entry] = {}
+        taken = {entry.name for entry in self.in_order()}
         for j, (name, p) in enumerate(zip(names_of(group, len(self.groups)), group["params"], strict=True)):
-            if p.dim() >= 2:
-                own[j] = Entry(name, index + len(own), row + len(own))
+            if p.dim() >= 2 and p.numel():
+                known = f"group{len(self.groups)}.{name}" if name in taken else name
+                own[j] = Entry(known, index + len(own), row + len(own))
         self.groups.append(own)
 
 
@@ -297,7 +299,7 @@ def _every_matrix(optimizer: Optimizer) -> list[tuple[int, int, str, int, int]]:
                     f"Parameter {names[j]} is a flattened shard (ZeRO or FSDP1), which has no layers. Use FSDP2 "
                     "(fully_shard) or DDP."
                 )
-            if p.dim() >= 2:
+            if p.dim() >= 2 and p.numel():
                 found.append((g, j, names[j], 1, 0))
     return found
 

@@ -124,7 +124,7 @@ def _heads(model: nn.Module, found: Sequence[Layer]) -> set[int]:
         return own & {id(layer.parameter) for layer in found}
     embedded = {id(layer.parameter) for layer in found if layer.kind == "embedding"}
     for module in model.modules():
-        weight = module._parameters.get("weight")
+        weight = getattr(module, "weight", None)
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(weight) in embedded:
             return {id(weight)}
     last = next((layer for layer in reversed(found) if layer.kind != "embedding"), None)
@@ -133,7 +133,7 @@ def _heads(model: nn.Module, found: Sequence[Layer]) -> set[int]:
     *path, _ = last.name.split(".")
     for i in range(len(path) - 1):
         holder, block = _module(model, path[:i]), _module(model, path[: i + 1])
-        if path[i].isdigit() and sum(type(one) is type(block) for one in holder.children()) > 1:
+        if path[i].isdigit() and sum(type(unwrapped(one)) is type(block) for one in holder.children()) > 1:
             return set()
     beside = _linear_siblings(_module(model, path[:-1])) if path else []
     if id(last.parameter) not in map(id, beside):
@@ -165,5 +165,6 @@ def _without_wrappers(model: nn.Module, name: str) -> str:
     for part in name.split("."):
         if wrapped_in(module) != part:
             kept.append(part)
-        module = module._modules.get(part) or module
+        inner = module._modules.get(part)
+        module = module if inner is None else inner  # a module may be empty, and so be false
     return ".".join(kept)

@@ -220,11 +220,20 @@ class Steered(Layca):
         group = as_group(param_group)
         one_by_one = [one if isinstance(one, tuple) else (None, one) for one in group.pop("params")]
         held = {id(p) for own in self.param_groups for p in own["params"]}
-        if any(id(p) in held for _, p in one_by_one):
-            raise ControlError("The group has parameters that another group has already; nothing was changed.")
+        if any(id(p) in held for _, p in one_by_one) or len({id(p) for _, p in one_by_one}) < len(one_by_one):
+            raise ControlError(
+                "The group has parameters that it or another group has already; nothing was changed. Give every "
+                "parameter once."
+            )
         start = len(self.param_groups)
         named = [(f"group{start}.{j}" if name is None else name, p) for j, (name, p) in enumerate(one_by_one)]
         matrices = [(name, p) for name, p in named if isinstance(p, Tensor) and p.dim() >= 2]
+        for name, p in named:
+            if isinstance(p, Tensor) and not (p.is_leaf or p.retains_grad):
+                raise ControlError(
+                    f"Parameter {name} must be a leaf, such as a torch.nn.Parameter, got the result of an operation; "
+                    "nothing was changed."
+                )
         check_group(matrices, group.get("lr", self.defaults["lr"]))
         _check_muon(main(self.inner), matrices)
         rest = [(name, p) for name, p in named if not isinstance(p, Tensor) or p.dim() < 2]

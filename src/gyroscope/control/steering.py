@@ -38,9 +38,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gyroscope.base.hooks import is_capturing
-from gyroscope.control.proposal import UNKNOWN, Group, Proposal, Proposer, decay_of, kernel_of
+from gyroscope.control.proposal import Group, Proposal, Proposer, decay_of, kernel_of
 from gyroscope.control.roster import Entry, Roster, few
-from gyroscope.control.torch_contract import OWN
+from gyroscope.control.torch_contract import OWN, floats_in
 from gyroscope.errors import ControlError
 from gyroscope.vectors import backend, combine_, dots
 from gyroscope.vectors.eager import accumulator
@@ -555,7 +555,7 @@ class Steering:
                 "exclude it (gyroscope.layers(model, exclude=...)) so that the inner optimizer steps it."
             )
         seen = {*asked, *rest}
-        with _keeping_rates([groups[i] for i in asked]) if self.proposer.rule is UNKNOWN else nullcontext():
+        with _keeping_rates([groups[i] for i in asked]) if self.proposer.rule.reads_weights else nullcontext():
             proposals, loss = self.proposer.propose(
                 [list(entries) for entries in self.roster.groups],
                 hidden={i for i in range(len(groups)) if i not in seen},
@@ -669,14 +669,13 @@ class Steering:
         """
         found: dict[tuple[str, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}
         for p, e in zip(work.params, work.entries, strict=True):
-            for name, value in self.inner.state[p].items() if p in self.inner.state else ():
-                if name in OWN or not isinstance(value, Tensor) or not value.is_floating_point():
-                    continue
-                if value.dim() > 0 and (shaped or value.shape != p.shape):
-                    tensors, rows, counts = found.setdefault((name, value.dtype), ([], [], []))
-                    tensors.append(local([value])[0])
-                    rows.extend(e.rows)
-                    counts.append(e.segments)
+            for name, held in self.inner.state[p].items() if p in self.inner.state else ():
+                for value in floats_in(held) if name not in (*OWN, "step") else ():
+                    if value.device == p.device and (shaped or value.shape != p.shape):
+                        tensors, rows, counts = found.setdefault((name, value.dtype), ([], [], []))
+                        tensors.append(local([value])[0])
+                        rows.extend(e.rows)
+                        counts.append(e.segments)
         return list(found.values())
 
     def _clear(self, work: Work, *, shaped: bool = True) -> None:

@@ -11,7 +11,7 @@ import functools
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -369,6 +369,20 @@ def add_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
             f"{type(optimizer).__name__} rejected the group ({error}); nothing was changed. Give parameters that it "
             "does not have yet, and options that it knows."
         ) from error
+
+
+def floats_in(held: Any) -> Iterator[Tensor]:
+    """Yield the tensors of floating-point numbers in what an optimizer holds under one name of a parameter's state.
+
+    >>> list(floats_in([torch.ones(1), {"count": torch.tensor(3), "mean": torch.zeros(1)}, "adam"]))
+    [tensor([1.]), tensor([0.])]
+    """
+    if isinstance(held, Tensor):
+        if held.is_floating_point():
+            yield held
+    elif isinstance(held, Mapping | list | tuple):
+        for part in held.values() if isinstance(held, Mapping) else held:
+            yield from floats_in(part)
 
 
 def is_rate(given: Any) -> bool:
