@@ -668,10 +668,14 @@ class Steering:
         Without `shaped`, only the state that has another shape than its layer, such as Adafactor's rows and columns.
         """
         found: dict[tuple[str, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}
+        numbers = (
+            self.proposer.rule.reads_weights
+        )  # of torch's own optimizers, single numbers do not come from gradients
         for p, e in zip(work.params, work.entries, strict=True):
             for name, held in self.inner.state[p].items() if p in self.inner.state else ():
                 for value in floats_in(held) if name not in (*OWN, "step") else ():
-                    if value.device == p.device and (shaped or value.shape != p.shape):
+                    told = value.device == p.device and (numbers or value.dim() > 0)
+                    if told and (shaped or value.shape != p.shape):
                         tensors, rows, counts = found.setdefault((name, value.dtype), ([], [], []))
                         tensors.append(local([value])[0])
                         rows.extend(e.rows)
