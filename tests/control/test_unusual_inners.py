@@ -271,3 +271,14 @@ def test_a_matrix_without_elements_is_no_layer():
     empty = nn.Parameter(torch.zeros(0, 4))
     optimizer = gyroscope.Layca(torch.optim.AdamW([empty, weight()], lr=0.1))
     assert len(optimizer.rates()) == 1
+
+
+def test_graft_rejects_complex_parameters_before_anything_steps():
+    given = nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))
+    with pytest.raises(ControlError, match=r"Parameter .* must be float32, .*, got torch.complex64"):
+        gyroscope.Graft(torch.optim.SGD([given], lr=0.1), torch.optim.SGD([given], lr=0.1))
+    p = weight()
+    optimizer = gyroscope.Graft(torch.optim.SGD([p], lr=0.1), torch.optim.SGD([p], lr=0.1))
+    with pytest.raises(ControlError, match="complex64"):
+        optimizer.add_param_group({"params": [given]})
+    assert len(optimizer.param_groups) == len(optimizer.direction.param_groups) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch.optim import LBFGS, Optimizer
 
 from gyroscope.base.accepted import choice
 from gyroscope.control.proposal import Proposal, Proposer
-from gyroscope.control.roster import names_of
+from gyroscope.control.roster import check_weight, names_of
 from gyroscope.control.torch_contract import (
     Wrapper,
     add_group,
@@ -77,6 +77,8 @@ class Graft(Wrapper):
             raise ControlError("`magnitude` and `direction` must be two optimizers, got one object twice.")
         if _parameters(magnitude) != _parameters(direction):
             raise ControlError("`magnitude` and `direction` must hold the same parameters.")
+        for g, group in enumerate(magnitude.param_groups):
+            _check(group["params"], names_of(group, g))
         self.direction = direction
         self._attach()  # to both
         self.granularity = granularity
@@ -159,6 +161,8 @@ class Graft(Wrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to both optimizers, or to neither."""
         group = as_group(param_group)
+        given = [one[1] if isinstance(one, tuple) else one for one in group["params"]]
+        _check(given, [f"{j} of the group" for j in range(len(given))])
         add_group(self.inner, dict(group))  # which fills in the options it has by default
         try:
             add_group(self.direction, group)
@@ -185,6 +189,12 @@ class Graft(Wrapper):
         except ControlError:
             self.inner.state, self.inner.param_groups = before
             raise
+
+
+def _check(params: Sequence[Any], names: Sequence[str]) -> None:
+    for name, p in zip(names, params, strict=True):
+        if isinstance(p, Tensor):
+            check_weight(f"Parameter {name}", p, "Leave it out, and step it with an optimizer of its own.")
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:
