@@ -36,6 +36,8 @@ def healthy(*, layers: int = 5, facts: dict[str, Any] | None = None, optimizer: 
         "lr": np.full(shape, 0.1),
         "weight_decay": np.full(shape, 5e-4),
     }
+    still = {name for fact in ("frozen", "unheld") for name in (facts or {}).get(fact, ())}
+    series["update_norm"][:, [name in still for name in NAMES[:layers]]] = 0.0
     for name in ("rate_per_step", "weight_norm_before", "gradient_norm", "update_norm", "update_ratio", "alignment"):
         series[name][0] = np.nan
     detailed = {"dying_channels": 0.2, "gradient_carried": 0.0, "norm_evaluates": 0.0}

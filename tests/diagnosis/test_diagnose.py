@@ -106,6 +106,25 @@ def test_a_frozen_layer_between_trained_ones(tmp_path):
     assert kinds(tmp_path / "run") == ["frozen"]
 
 
+@pytest.mark.parametrize("how", ["unfrozen", "added to the optimizer"])
+def test_a_layer_that_begins_to_train_during_the_run(tmp_path, how):
+    model = net()
+    late = [*model[2].parameters()]
+    if how == "unfrozen":
+        model[2].requires_grad_(False)
+    held = model.parameters() if how == "unfrozen" else [*model[0].parameters(), *model[4].parameters()]
+    optimizer = torch.optim.SGD(held, lr=0.1)
+
+    def begin(step, model):
+        if step == 20 and how == "unfrozen":
+            model[2].requires_grad_(True)
+        elif step == 20:
+            optimizer.add_param_group({"params": late})
+
+    train(tmp_path / "run", model=model, optimizer=optimizer, before=begin)
+    assert kinds(tmp_path / "run") == []
+
+
 def test_a_parameter_that_was_replaced(tmp_path):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -118,6 +137,22 @@ def test_a_parameter_that_was_replaced(tmp_path):
 def test_gradients_that_are_not_cleared(tmp_path):
     train(tmp_path / "run", lr=1e-3, clears=False)
     assert kinds(tmp_path / "run")[0] == "gradients_accumulate"
+
+
+def test_noise_on_gradients_is_not_left_over(tmp_path):
+    """It is there in the first step already."""
+    model, x = net(), torch.randn(64, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None, detail_every=10):
+        for _ in range(100):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), x[:, :4].argmax(1)).backward()
+            for parameter in model.parameters():
+                parameter.grad += parameter.grad.std() * torch.randn_like(parameter)
+            optimizer.step()
+    carried = gyroscope.load(tmp_path / "run").series("gradient_carried")
+    assert np.nanmin(carried[np.isfinite(carried).any(1)], axis=None) > 0.05
+    assert "gradients_accumulate" not in kinds(tmp_path / "run")
 
 
 def test_accumulated_clipped_and_unscaled_gradients_are_the_steps_own(tmp_path):

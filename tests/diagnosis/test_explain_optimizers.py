@@ -99,6 +99,19 @@ def test_of_a_preconditioner_that_was_recorded_without_its_layers_nothing_is_sai
     assert (known.family, "was not recorded" in known.why) == ("unknown", True)
 
 
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (lambda ps: torch.optim.AdamW(ps, 1e-2, amsgrad=True), "amsgrad"),
+        (lambda ps: torch.optim.RMSprop(ps, 1e-2, centered=True), "centered"),
+    ],
+    ids=["amsgrad", "centered"],
+)
+def test_an_option_without_a_theory_is_named(tmp_path, make, option):
+    found = explain(train(tmp_path / "run", normalized(), lambda net: make(net.parameters()), 30))
+    assert f"only without {option}." in found["0.weight"].about("equilibrium").words
+
+
 def test_a_run_remembers_what_wrappers_do_also_within_each_other():
     net = Convolved()
     (given,) = meta_of(None, net, [gyroscope.Layca(KFAC(sgd(net), net, CE, biases=False), net)])["optimizers"]

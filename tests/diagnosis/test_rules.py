@@ -61,6 +61,22 @@ def test_an_untrained_layer_between_trained_ones_is_serious(fact):
 
 
 @pytest.mark.parametrize("fact", ["frozen", "unheld"])
+def test_a_layer_that_begins_to_train_later_is_no_untrained_one(fact):
+    """Its rate counts since then, and without recorded updates the facts count."""
+    course = healthy(facts={fact: [NAMES[MIDDLE]], "replaced": [NAMES[MIDDLE]] * (fact == "unheld"), "foreign": 1})
+    late = np.arange(61) >= 57
+    later = spoiled(course, update_norm=column(lambda u: u + late), rate_per_step=column(lambda rate: rate * late))
+    assert findings(later) == []
+    unknown = spoiled(later, update_norm=lambda u: np.nan * u)
+    assert [one.severity for one in findings(unknown)] == ["serious"]
+
+
+def test_a_backbone_is_named_as_it_is_in_the_model():
+    (found,) = findings(healthy(facts={"frozen": [NAMES[0]]}))
+    assert found.sentence.startswith("stem.weight is not trained")
+
+
+@pytest.mark.parametrize("fact", ["frozen", "unheld"])
 @pytest.mark.parametrize("names", [NAMES[:2], NAMES[:4]], ids=["first layers", "all but the head"])
 def test_a_backbone_that_is_not_trained_is_a_note(fact, names):
     found = ordered(findings(healthy(facts={fact: list(names)})))
@@ -69,7 +85,7 @@ def test_a_backbone_that_is_not_trained_is_a_note(fact, names):
 
 
 def test_layers_with_trained_adapters_are_a_note():
-    course = healthy()
+    course = healthy(facts={"frozen": [NAMES[0], NAMES[3]]})
     names = ["q.base.weight", "q.lora_a.weight", "q.lora_b.weight", "k.base.weight", "k.lora_b.weight"]
     table = tuple(replace(layer, name=name) for layer, name in zip(course.layers, names, strict=True))
     frozen = [name for name in names if "base" in name]
@@ -174,6 +190,17 @@ def test_a_loss_that_is_not_finite_is_told_without_a_layer():
     loss[200:] = np.nan
     found = first(replace(course, loss=loss))
     assert (found.kind, found.layers, found.since) == ("not_finite", (), 201)
+
+
+def test_a_loss_that_was_finite_again_is_not_finite_since_its_last_stretch():
+    course = healthy()
+    loss = course.loss.copy()
+    loss[[4, 298, 299]] = np.nan
+    found = first(replace(course, loss=loss))
+    assert (found.kind, found.since) == ("not_finite", 299)
+    assert "since step 299; it was not at step 5 either" in found.sentence
+    loss[299] = 0.1
+    assert alarms(replace(course, loss=loss)) == []
 
 
 def test_of_layers_that_broke_in_one_step_the_one_that_was_broken_before_it_is_named():
@@ -391,6 +418,24 @@ def test_decay_that_adam_divides_with_the_gradient():
     assert alarms(replace(pulled, meta={"optimizers": [decoupled]})) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "share", "dominates"),
+    [
+        ({"class": "SGD", "momentum": 0.9}, 1e-3, True),
+        ({"class": "SGD", "momentum": 0.9, "dampening": 0.9}, 1e-3, False),
+        ({"class": "SGD", "momentum": 1.0}, 1e-3, False),
+        ({"class": "AdamW"}, 1e-2, True),
+        ({"class": "Adadelta"}, 1e-2, False),
+        ({"class": "Prodigy"}, 1e-2, False),
+    ],
+    ids=["SGD", "dampened", "momentum 1", "AdamW", "Adadelta", "Prodigy"],
+)
+def test_decay_halves_the_weights_only_under_an_optimizer_that_is_known_to_do_so(options, share, dominates):
+    """At a learning rate times decay of `share`: with momentum 0.9 in 69 steps, as with ten times the share without."""
+    course = spoiled(healthy(optimizer=options), weight_decay=lambda decay: 0 * decay + share / 0.1)
+    assert ("decay_dominates" in [one.kind for one in findings(course)]) == dominates
+
+
 def test_decay_of_layers_of_which_none_trains_is_no_finding():
     course = healthy(facts={"frozen": list(NAMES)})
     assert "decay_dominates" not in [one.kind for one in findings(course)]
@@ -489,6 +534,14 @@ def test_a_loss_that_has_fallen_is_that_of_a_regression_unless_outputs_or_its_va
     assert first(unknown(replace(falls, loss=falls.loss - 2.6 + log(10)))).kind == "at_chance"
     still = spoiled(healthy(), output_information=lambda nats: np.nan * nats)
     assert first(replace(still, loss=np.full(STEPS, log(10)))).kind == "at_chance"
+
+
+def test_a_loss_above_chance_that_hardly_falls_may_be_that_of_a_regression_if_the_outputs_were_seen():
+    seen = spoiled(output_information=lambda nats: np.nan * nats)
+    unseen = spoiled(seen, input_rms=lambda rms: np.nan * rms)
+    above = np.full(STEPS, 1.5 * log(10))
+    assert alarms(replace(seen, loss=above)) == []
+    assert first(replace(unseen, loss=above)).kind == "at_chance"
 
 
 def test_a_loss_at_the_floor_of_a_second_softmax():

@@ -89,9 +89,24 @@ class Course:
         return np.isin(self.names, named if isinstance(named, list) else [])
 
     @cached_property
+    def _waits(self) -> Mask:
+        """True while a layer that did not train when the run began has had no update [S, L]."""
+        moved = np.logical_or.accumulate(self["update_norm"] > 0, axis=0)
+        return np.asarray((self.fact("frozen") | self.fact("unheld")) & ~moved)
+
+    @cached_property
     def untrained(self) -> Mask:
-        """Layers that no optimizer steps, or that need no gradient [L]."""
-        return self.fact("frozen") | self.fact("unheld")
+        """Layers that no optimizer stepped, or that needed no gradient [L].
+
+        Layers that begin to train during the run, such as those unfrozen later, do not count. If updates were not
+        recorded, what was known when the run began decides.
+        """
+        return np.asarray(self._waits[-1:].any(0))
+
+    @cached_property
+    def rates(self) -> Floats:
+        """The rates per step [S, L]; NaN while a layer does not train."""
+        return np.where(self._waits, nan, self["rate_per_step"])
 
     @cached_property
     def weights(self) -> Mask:

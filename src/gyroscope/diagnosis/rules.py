@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import e, isfinite, log
@@ -21,6 +21,9 @@ from gyroscope.diagnosis.course import Course, Floats, Ints, Mask
 from gyroscope.diagnosis.domination import MOTIONS, followed
 from gyroscope.diagnosis.finding import PAGE, Finding, Severity
 from gyroscope.diagnosis.stall import Stall, of_layer, picked
+from gyroscope.errors import DynamicsError
+from gyroscope.theory.equilibrium import Memory
+from gyroscope.theory.recurrence import recurrence_of
 
 
 @dataclass(frozen=True)
@@ -174,8 +177,9 @@ def not_trained(course: Course) -> Finding | None:
         return None
     names = _chosen(course, which)
     foreign = int(course.facts.get("foreign", 0) or 0)
-    if course.fact("unheld").any() and foreign and course.facts.get("replaced"):
-        found = _chosen(course, course.fact("replaced"))
+    replaced = which & course.fact("replaced")
+    if replaced.any() and foreign:
+        found = _chosen(course, replaced)
         return _finding(
             "replaced", "serious",
             f"The optimizer steps parameters that are not in the model, in place of {told(found)}: the model's own do "
@@ -188,9 +192,7 @@ def not_trained(course: Course) -> Finding | None:
     kind = "not_in_optimizer" if (inside & unheld).any() or (not inside.any() and (which & unheld).any()) else "frozen"
     if not inside.any():
         said = f"{told(names)} {_are(names)} not trained, as a backbone or next to adapters."
-        return _finding(
-            kind, "note", said[0].upper() + said[1:], "Nothing needs to be done if this is intended.", layers=names
-        )
+        return _finding(kind, "note", said, "Nothing needs to be done if this is intended.", layers=names)
     culprits = _chosen(course, inside & (unheld if kind == "not_in_optimizer" else ~unheld))
     who = told(culprits)
     clause = f"No optimizer holds {who}" if kind == "not_in_optimizer" else f"{who} {_are(culprits)} frozen"
@@ -343,7 +345,9 @@ def gradients_accumulate(course: Course) -> Finding | None:
     carried = _quiet(np.nanmax, course["gradient_carried"], axis=1)
     rows = np.flatnonzero(np.isfinite(carried) & (course.steps > 1))
     which = rows[carried[rows] > LIMITS.carried]
-    if not len(which) or len(which) < min(2, len(rows)):
+    # Nothing can be left over in the first step: there, something changes gradients on purpose, such as noise.
+    changed = (carried[course.steps <= 1] > LIMITS.carried).any()
+    if changed or not len(which) or len(which) < min(2, len(rows)):
         return None
     return _finding(
         "gradients_accumulate", "serious",
@@ -430,10 +434,15 @@ def not_finite(course: Course) -> Finding | None:
     broken_loss = np.flatnonzero(~np.isfinite(course.loss))
     if not bad.any():
         if len(broken_loss) and broken_loss[-1] == len(course.loss) - 1:
-            since = int(course.loss_steps[broken_loss[0]])
+            # It may have been finite again in between.
+            finite = np.flatnonzero(np.isfinite(course.loss))
+            start = int(finite[-1]) + 1 if len(finite) else 0
+            since, first = (int(course.loss_steps[i]) for i in (start, broken_loss[0]))
+            earlier = f"; it was not at step {first:,} either" if first < since else ""
             return _finding(
-                "not_finite", "serious", f"The loss is not finite since step {since:,}.",
-                "Lower the learning rate, and look for divisions by zero and logarithms of zero.", since=since,
+                "not_finite", "serious", f"The loss is not finite since step {since:,}{earlier}.",
+                "Lower the learning rate, and look for divisions by zero and logarithms of zero.",
+                since=since, first_step=first,
             )  # fmt: skip
         return None
     row = int(np.flatnonzero(bad.any(1))[0])
@@ -579,7 +588,7 @@ def _starts(norm: Floats) -> Mask:
 
 def too_slow(course: Course) -> Finding | None:
     """No layer turns to speak of: training is wasted."""
-    rate = np.where(course.untrained, np.nan, course["rate_per_step"])
+    rate = course.rates
     if np.isfinite(rate).sum(0).max(initial=0) < LIMITS.enough:
         return None
     typical = _quiet(np.nanquantile, rate, q=0.9, axis=0)
@@ -626,8 +635,7 @@ def _falls(course: Course) -> bool | None:
 
 def slow_layer(course: Course) -> Finding | None:
     """A layer inside the network that turns far slower than its neighbors, or not at all."""
-    held = course.weights & ~course.untrained
-    rate = np.where(held, course["rate_per_step"], np.nan)
+    rate = np.where(course.weights, course.rates, np.nan)
     if np.isfinite(rate).sum(0).max(initial=0) < LIMITS.enough:
         return None
     typical = _quiet(np.nanquantile, rate, q=0.9, axis=0)
@@ -640,7 +648,7 @@ def slow_layer(course: Course) -> Finding | None:
         if typical[i] * LIMITS.behind < neighbors:
             slower[i] = neighbors / max(float(typical[i]), 1e-30)
     # The first layers may be slow on purpose: a backbone with a smaller rate than the new head.
-    whole = _quiet(np.nanquantile, np.where(course.untrained, np.nan, course["rate_per_step"]), q=0.9, axis=0)
+    whole = _quiet(np.nanquantile, course.rates, q=0.9, axis=0)
     for i in range(len(whole)):
         if i not in slower and (np.isnan(whole[i]) or whole[i] * LIMITS.behind < np.nanmax(whole)):
             continue
@@ -746,18 +754,18 @@ def decay_dominates(course: Course) -> Finding | None:
         return None
     classes = [str(course.optimizer(layer.part).get("class", "")) for layer in course.layers]
     coupled = np.array([
-        name in ("Adam", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax")
+        name in ("Adam", "RMSprop", "Adadelta", "Adagrad", "NAdam", "RAdam", "Adamax")
         and not course.optimizer(layer.part).get("decoupled_weight_decay")
         for name, layer in zip(classes, course.layers, strict=True)
     ])  # fmt: skip
     unwrapped = np.array(["inner" not in course.optimizer(layer.part) for layer in course.layers])
-    momentum = np.array([name == "SGD" for name in classes]) * course.option("momentum")
+    removed = np.array([_removed(course.optimizer(layer.part)) for layer in course.layers])
     with np.errstate(all="ignore"):
-        share = _quiet(np.nanmedian, lr * decay, axis=0) / (1 - momentum)
+        share = _quiet(np.nanmedian, lr * decay, axis=0) * removed
         steps = np.where(share > 0, log(2) / share, np.inf)
         early = slice(1, 1 + max(LIMITS.enough, 20))
         pull = _quiet(np.nanmedian, (decay * course["weight_norm"] / course["gradient_norm"])[early], axis=0)
-    fast = unwrapped & ~coupled & (steps < LIMITS.halved)
+    fast = unwrapped & (steps < LIMITS.halved)
     heavy = unwrapped & coupled & (pull > LIMITS.pulled)
     which = (fast | heavy) & ~course.untrained
     if not which.any() or which.sum() < 0.5 * (~course.untrained).sum():
@@ -769,13 +777,25 @@ def decay_dominates(course: Course) -> Finding | None:
         evidence: dict[str, Any] = {"steps_to_halve": least, "limit": LIMITS.halved}
     else:
         most = float(np.median(pull[which]))
-        said = f"Weight decay pulls {most:.3g} times as hard as the gradient, and Adam divides both by √v."
+        name = classes[int(which.argmax())]
+        said = f"Weight decay pulls {most:.3g} times as hard as the gradient, and {name} divides both by √v."
         evidence = {"decay_over_gradient": most, "limit": LIMITS.pulled}
     return _finding(
         "decay_dominates", "serious", said,
         "Lower weight_decay by a factor of 100; with Adam, use AdamW, whose decay is not divided by √v.",
         layers=names if len(names) < len(course.layers) else (), **evidence,
     )  # fmt: skip
+
+
+def _removed(optimizer: Mapping[str, Any]) -> float:
+    """Return the share of the weights that decay removes per step, over ηλ; 0 if it is unknown or divided by √v."""
+    rule = recurrence_of(optimizer)
+    if rule is None or not rule.decays:
+        return 0.0
+    try:
+        return float(Memory.of(rule.kind, **rule.options).shrinkage(1.0, 1.0))
+    except DynamicsError:  # such as momentum 1
+        return 0.0
 
 
 def dead_units(course: Course) -> Finding | None:
@@ -954,11 +974,13 @@ def at_chance(course: Course) -> Finding | None:
     if loss is not None and classes is not None:
         chance = log(classes)
         later = loss[len(loss) // 2 :]
-        # A loss that has fallen may be that of a regression, unless it has fallen to that of guessing.
+        # A loss that has fallen may be that of a regression, unless it has fallen to that of guessing. So may one whose
+        # sampled outputs show no cross-entropy.
         first = float(np.mean(course.loss[:3]))
+        looked = bool(np.isfinite(course["input_rms"][:, -1]).any())
         guesses = (
             course.known("output_information")
-            or float(np.median(later)) >= 0.9 * first
+            or (not looked and float(np.median(later)) >= 0.9 * first)
             or abs(float(np.median(later)) - chance) < LIMITS.guessing * chance
         )
         if guesses and float(later.min()) >= LIMITS.chance * chance and float(np.median(later)) <= 3 * chance:

@@ -73,7 +73,7 @@ def recurrence_of(given: Mapping[str, Any]) -> Recurrence | None:
     >>> recurrence_of({"class": "SGD", "differ": ["momentum"]}) is None    # a run does not say whose momentum
     True
     """
-    if any(option in OPTIONS for option in given.get("differ", ())):
+    if any(option in OPTIONS for option in given.get("differ", ())) or _uncovered(given):
         return None
     name, momentum = given.get("class"), float(given.get("momentum", 0.0) or 0.0)
     match name:
@@ -81,14 +81,20 @@ def recurrence_of(given: Mapping[str, Any]) -> Recurrence | None:
             dampening = momentum if name == "SGD_AMom" else float(given.get("dampening", 0.0))
             nesterov = bool(given.get("nesterov", False))
             return Recurrence("sgd", {"momentum": momentum, "dampening": dampening, "nesterov": nesterov})
-        case "Adam" | "AdamW" if not given.get("amsgrad", False):
+        case "Adam" | "AdamW":
             first, second = (float(beta) for beta in given.get("betas", (0.9, 0.999)))
             decoupled = name == "AdamW" or bool(given.get("decoupled_weight_decay", False))
             return Recurrence("adamw", {"momentum": first}, decoupled, second)
-        case "RMSprop" if not momentum and not given.get("centered", False):
+        case "RMSprop":
             return Recurrence("adamw", decays=False, second=float(given.get("alpha", 0.99)))
         case _:
             return None
+
+
+def _uncovered(given: Mapping[str, Any]) -> list[str]:
+    """Return the options in use for which there is no recurrence, although there is one without them."""
+    options = {"Adam": ("amsgrad",), "AdamW": ("amsgrad",), "RMSprop": ("momentum", "centered")}
+    return [option for option in options.get(str(given.get("class")), ()) if given.get(option)]
 
 
 @dataclass(frozen=True)
@@ -169,7 +175,8 @@ def optimizer_of(given: Mapping[str, Any], *, steered: bool = True, layer: str =
         return _preconditioned(given, full, layer)
     rule = recurrence_of(given)
     if rule is None:
-        return Optimizer(full, "unknown")
+        options = " and ".join(_uncovered(given))
+        return Optimizer(full, "unknown", why=options and f"it covers {name} only without {options}")
     divided = rule.kind == "adamw" and rule.decays
     penalty = "√v, the diagonal that it divides by" if divided else "I, the Euclidean norm"
     return Optimizer(full, "first order", rule.kind, rule.options, rule.decays, penalty, _settles(rule))
