@@ -226,6 +226,7 @@ def test_the_figure_shows_what_all_runs_have_logged(four, monkeypatch):
 def test_a_format_there_is_not_is_refused_before_anything_is_read(here):
     result = run("nowhere", "--out", "a.jpg")
     assert result.exit_code == 2
+    assert result.stderr.startswith("gyroscope: `--out` must end in .png, .svg, .pdf, or have no ending for both")
     assert "a.jpg, which ends in .jpg" in result.stderr
 
 
@@ -238,7 +239,7 @@ def test_a_number_for_a_figure_that_is_not_asked_for_is_refused(four):
 def test_a_number_that_was_not_logged_is_named(four, here):
     result = run(four, "--out", "a.png", "--accuracy", "top5")
     assert result.exit_code == 1
-    assert "has no scalar 'top5'" in result.stderr
+    assert "has no scalar 'top5'; its scalars are: loss, test_accuracy. Name another with --accuracy." in result.stderr
     assert not (here / "a.png").exists()
 
 

@@ -140,7 +140,8 @@ def test_arguments_that_do_not_fit_exit_with_two_and_write_nothing(runs, here, a
         (["x" * 300], "x" * 300),
         (["seed0", "--figure", "rates", "--layers", "zz*"], "match at least one of the 3 layers"),
         (["seed0", "--figure", "curves", "--quantity", "rotatoin"], "Did you mean rotation?"),
-        (["seed0", "--figure", "compare", "--accuracy", "top5"], "has no scalar 'top5'"),
+        (["seed0", "--figure", "compare", "--accuracy", "top5"], "has no scalar 'top5'; its scalars are: "),
+        (["seed0", "--figure", "compare", "--accuracy", "top5"], "Name another with --accuracy."),
     ],
 )
 def test_what_a_run_does_not_hold_exits_with_one_in_one_line(runs, here, arguments, says):

@@ -1,6 +1,7 @@
 import re
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,6 +133,19 @@ def test_a_narrow_terminal_keeps_names_and_rotation_and_says_what_is_missing(sma
     assert [cells[0] for cells in rows(output)] == list(small.layers)
     assert "…" not in output
     assert "A wider terminal also shows" in output
+
+
+@pytest.mark.parametrize("width", [60, 90, 120, 150])
+def test_long_names_lose_their_beginning_and_numbers_nothing(tmp_path, monkeypatch, width):
+    names = tuple(f"base_model.model.model.language_model.layers.{i}.self_attn.q_proj.lora_A.weight" for i in range(3))
+    example = replace(run_of(rotation=[[0.0] * 3, [0.25] * 3]), layers=names)
+    monkeypatch.setattr(module, "_UNBOUNDED", width)
+    output = run(written(tmp_path / "run", example).path).stdout
+    assert all(len(line) <= width for line in output.splitlines())
+    for name, cells in zip(names, rows(output), strict=True):
+        assert cells[0] == name if width >= 120 else cells[0][0] == "…"
+        assert name.endswith(cells[0].removeprefix("…"))
+        assert "0.250" in cells
 
 
 @pytest.mark.parametrize(

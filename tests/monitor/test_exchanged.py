@@ -1,11 +1,12 @@
-"""Layers that are taken out of a model while it is watched."""
+"""Layers that are taken out of a model, and optimizers that are exchanged, while they are watched."""
 
 import logging
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
-from watched import inputs, mlp, train
+from watched import backward, inputs, mlp, train
 
 import gyroscope
 
@@ -101,5 +102,45 @@ def test_layers_beside_the_model_are_watched_without_a_word(tmp_path, caplog):
     layers = [*gyroscope.layers(model), *(replace(layer, name="beside") for layer in gyroscope.layers(beside))]
     with gyroscope.watch(model, optimizer, tmp_path / "run", layers=layers, detail_every=1) as monitor:
         train(model, optimizer, inputs(2))
+    with monitor.run as run:
+        assert told(run, caplog) == []
+
+
+@pytest.mark.parametrize("logs", ["always", "once"])
+def test_an_optimizer_that_is_exchanged_is_told_of_once(tmp_path, caplog, logs):
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        for i, x in enumerate(inputs(60)):
+            if i == 10:
+                optimizer = sgd(model)
+            loss = backward(model, x)
+            optimizer.step()
+            if logs == "always" or i == 9:
+                monitor.log(loss=loss)
+    with monitor.run as run:
+        [(step, text)] = told(run, caplog)
+    assert step == 10
+    assert text.startswith("The weights have changed many times after step 10 without a step of the optimizer")
+
+
+def test_weights_that_are_written_by_steps_or_now_and_then_are_not_taken_for_another_optimizer(tmp_path, caplog):
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=30, line_search_fn="strong_wolfe")
+    best = {name: value.clone() for name, value in model.state_dict().items()}
+    with gyroscope.watch(model, optimizer, tmp_path / "run", every=2, budget=None) as monitor:
+
+        def closure(x):
+            loss = backward(model, x)
+            monitor.log(loss=loss)
+            return loss
+
+        for x in inputs(5):
+            optimizer.step(lambda x=x: closure(x))
+            for _ in range(10):
+                model.load_state_dict(best)
+                monitor.log(accuracy=0.5)
+            for _ in range(40):
+                monitor.log(accuracy=0.5)
     with monitor.run as run:
         assert told(run, caplog) == []

@@ -265,6 +265,23 @@ def test_a_run_with_frozen_and_zero_layers_is_resumed(tmp_path, how):
             np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("quantities", [None, ["rotation"]])
+def test_a_run_whose_frozen_layers_are_to_train_is_resumed(tmp_path, quantities):
+    model, xs = backbone(), inputs(8)
+    optimizer = sgd(model)
+    with watch(model, optimizer, tmp_path / "run", quantities=quantities):
+        train(model, optimizer, xs[:5])
+    model.requires_grad_(True)
+    optimizer, copies = sgd(model), copies_of(model)
+    with watch(model, optimizer, tmp_path / "run", quantities=quantities):
+        train(model, optimizer, xs[5:], copies=copies)
+    with gyroscope.load(tmp_path / "run") as run:
+        assert run.steps.tolist() == list(range(9))
+        assert np.isnan(run.series("rotation")[:6, 0]).all()
+    expected = [cosine_distance(one[0], copies.weights[0][0]) for one in copies.weights[1:]]
+    np.testing.assert_allclose(series(tmp_path / "run", "rotation", 0)[6:], expected, rtol=1e-5)
+
+
 def test_a_layer_that_was_frozen_and_has_changed_has_no_reference_to_resume_from(tmp_path):
     model = backbone()
     optimizer = sgd(model)

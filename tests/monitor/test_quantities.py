@@ -74,6 +74,26 @@ def test_nothing_is_said_of_weights_whose_digits_are_lost_beside_those_they_have
     assert value("update_ratio", d) == pytest.approx(length)
 
 
+@pytest.mark.parametrize(
+    ("longer", "turn"), [(1e2, 1e-3), (1e3, 1e-3), (1e4, 1e-2), (1e3, 1e-6), (1e4, 1e-5), (1e5, 1e-4)]
+)
+def test_an_angle_is_right_or_not_known_however_much_longer_the_weights_become(longer, turn):
+    random = np.random.default_rng(0)
+    b, other = random.normal(size=(2, 1000))
+    w = longer * (b + turn * np.linalg.norm(b) * (other - (other @ b) / (b @ b) * b) / np.linalg.norm(other))
+    d = w - b
+    found = angle(*(np.array([one]) for one in (w @ w, w @ d, d @ d)))[0]
+    assert np.isnan(found) if longer * 1e-8 > turn else found == pytest.approx(turn, rel=0.1)
+
+
+@pytest.mark.parametrize("longer", [0.5, 1.0, 1 + 1e-4, 2.0, 8.0])
+def test_weights_that_are_only_scaled_have_not_turned(longer):
+    b = np.random.default_rng(0).normal(size=1000)
+    w = longer * b
+    d = w - b
+    assert angle(*(np.array([one]) for one in (w @ w, w @ d, d @ d)))[0] == pytest.approx(0, abs=1e-6)
+
+
 def test_a_gradient_along_the_weights_measures_no_effective_learning_rate():
     w, turn = np.random.default_rng(0).standard_normal((2, 1000))
     assert np.isnan(value("effective_lr_measured", products(w=w + 0.1 * turn, b=w, g=0.3 * w)))

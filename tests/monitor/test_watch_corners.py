@@ -27,7 +27,7 @@ from gyroscope.monitor import quantities
 from gyroscope.monitor.recorder import Recorder
 from gyroscope.monitor.track import Track
 from gyroscope.store import Deferred, Writer
-from oracles.monitor import angle, cosine_distance, flat
+from oracles.monitor import angle, cosine_distance, flat, measured
 
 
 def sgd(model: nn.Module, **options) -> torch.optim.SGD:
@@ -293,6 +293,48 @@ def test_gradients_are_those_of_the_step_under_a_nesterov_that_overwrites_them(t
     with gyroscope.watch(model, optimizer, tmp_path / "run") as monitor:
         train(model, optimizer, inputs(3), copies=copies)
     check(monitor.path, copies, range(4))
+
+
+def nesterov(parameters) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, 0.01, momentum=0.9, nesterov=True, foreach=True)
+
+
+WRAPPED = {
+    "bare": lambda model: nesterov(model.parameters()),
+    "layca": lambda model: gyroscope.Layca(nesterov(model.parameters()), model),
+    "graft": lambda model: gyroscope.Graft(sgd(model), nesterov(model.parameters())),
+    "steer": lambda model: gyroscope.steer(model, nesterov),
+}
+
+
+@pytest.mark.parametrize("make", WRAPPED.values(), ids=WRAPPED.keys())
+def test_an_overwritten_gradient_is_neither_carried_over_nor_recorded(tmp_path, make):
+    model = mlp()
+    optimizer, copies = make(model), copies_of(model)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None, detail_every=1) as monitor:
+        train(model, optimizer, inputs(5), copies=copies)
+    with gyroscope.load(monitor.path) as run:
+        carried, norms = run.series("gradient_carried")[1:], run.series("gradient_norm")[1:]
+    assert np.nanmax(carried, axis=1).tolist() == [0.0] * 5
+    np.testing.assert_allclose(norms, measured(copies, range(6))["gradient_norm"][1:], rtol=1e-5)
+
+
+@pytest.mark.parametrize("period", [2, 5, 10, 20])
+def test_gradients_cleared_at_every_sampled_step_only_are_found_to_be_carried_over(tmp_path, period):
+    model = mlp()
+    optimizer = sgd(model, lr=1e-3)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None, detail_every=20) as monitor:
+        for i, x in enumerate(inputs(200)):
+            if i % period == 0:
+                optimizer.zero_grad()
+            (model(x) - x[:, :3]).square().mean().backward()
+            optimizer.step()
+    with gyroscope.load(monitor.path) as run:
+        assert np.flatnonzero(np.isfinite(run.series("activation_mean")[:, 0])).tolist() == list(range(1, 201, 20))
+        carried = run.series("gradient_carried", steps=run.where("gradient_carried"))
+        assert 10 <= len(carried) <= 11  # as often as anything else is sampled
+        assert (np.nanmax(carried, axis=1) > 0.05).sum() >= 2
+        assert "gradients_accumulate" in [one.kind for one in gyroscope.diagnose(run).alarms]
 
 
 @pytest.mark.parametrize("growth", [10, 100, 1000, 1e4])

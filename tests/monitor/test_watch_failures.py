@@ -446,6 +446,25 @@ def test_logged_values_that_find_no_room_are_counted_and_flush_raises(tmp_path, 
         assert run.scalars["late"].values.tolist() == [1.0]
 
 
+def test_what_is_logged_after_the_end_is_said_once_to_be_lost_and_flush_raises(tmp_path, caplog):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:
+        train(model, optimizer, inputs(1))
+        monitor.log(loss=1.0)
+    monitor.flush()
+    with caplog.at_level(logging.WARNING, "gyroscope"):
+        monitor.log(test_accuracy=0.9)
+        monitor.note("tested")
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{monitor.path} is closed, so test_accuracy was dropped")
+    with pytest.raises(StoreError, match="came later and were dropped: 2"):
+        monitor.flush()
+    assert monitor.error is None
+    with monitor.run as run:
+        assert list(run.scalars) == ["loss"]
+
+
 def test_values_that_were_dropped_before_the_end_are_counted_in_the_run(tmp_path, monkeypatch):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

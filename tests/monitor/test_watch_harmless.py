@@ -141,12 +141,18 @@ def test_all_hooks_are_gone_after_close_and_closing_again_does_nothing(tmp_path,
 def test_forward_hooks_are_there_for_sampled_steps_alone(tmp_path):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    counts = []
+    counts, compared = [], []
+
+    def each(_):
+        compared.append(sum(len(p._backward_hooks or {}) for p in model.parameters()))
+        counts.append(hooks_of(model) - compared[-1] > 0)
+
     with gyroscope.watch(model, optimizer, tmp_path / "run", detail_every=3, budget=None) as monitor:
-        train(model, optimizer, inputs(6), each=lambda _: counts.append(hooks_of(model) > 0))
+        train(model, optimizer, inputs(6), each=each)
         monitor.sample(1)
         assert hooks_of(model) > 0
     assert counts == [True, False, False, True, False, False]
+    assert compared == [1, 0, 1, 0, 0, 0]  # one gradient, as often, at steps of its own
 
 
 def test_models_and_optimizers_are_copied_and_pickled_while_watched(tmp_path):

@@ -63,7 +63,7 @@ BAD = [
         "`reference` must be a model, a state dict, the path of a checkpoint, or the folder of a run, got a int",
     ),
     ({"reference": {}}, "`reference` must have the weight '0.weight', got "),
-    ({"reference": {"0.weight": "words"}}, "`reference` must have the weight '0.weight', got "),
+    ({"reference": {"0.weight": "words"}}, "`reference` must hold tensors, got a str for '0.weight'"),
     ({"reference": nn.Linear(6, 40)}, "`reference` must have the weight '0.weight', got "),
     ({"reference": "no/such/file.pt"}, "There is no file"),
     ({"reference": "initial"}, 'a reference.pt; "pretrained" for the weights as they are now.'),

@@ -9,6 +9,7 @@ from torch import nn
 from watched import backward, check, copies_of, inputs, mlp, train
 
 import gyroscope
+from gyroscope.diagnosis.finding import FindingError
 from oracles.monitor import measured
 
 
@@ -239,6 +240,31 @@ def test_steps_without_hooks_are_measured_by_hand(tmp_path):
         for name in ("rotation", "weight_norm", "gradient_norm"):
             np.testing.assert_allclose(run.series(name)[1:], expected[name][1:], rtol=1e-6, err_msg=name)
         np.testing.assert_allclose(run.series("rate")[2:], expected["rate"][2:], rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, about itself
+@pytest.mark.parametrize("how", ["hooks", "by hand", "compiled"])
+def test_a_serious_finding_is_raised_however_a_step_is_taken(tmp_path, how):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = torch.compile(lambda: optimizer.step(), backend="eager") if how == "compiled" else optimizer.step
+    taken = 0
+    with (  # noqa: PT012
+        pytest.raises(FindingError),
+        watch(model, optimizer, tmp_path / "run", on_finding="raise") as monitor,
+    ):
+        for x in inputs(60):
+            backward(model, x * float("nan") if taken == 5 else x)
+            if how == "by hand":
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= 0.1 * p.grad
+                monitor.measure()
+            else:
+                step()
+            taken += 1
+            monitor.flush()
+    assert 5 <= taken < 60
 
 
 @pytest.mark.parametrize("seen", [{1, 2, 3}, {1, 6, 7, 8, 12, 14, 18}, {3, 9, 15, 21}])

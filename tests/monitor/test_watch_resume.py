@@ -185,6 +185,26 @@ def test_several_optimizers_resume_each_at_its_own_step(tmp_path):
     assert np.isnan(run.series("rotation")[9:, 1:]).all()
 
 
+@pytest.mark.parametrize("quantities", [["rotation"], ["rotation", "lr"], ["rotation", "weight_norm"]])
+def test_weights_are_recognized_by_their_recorded_rotations(quantities, tmp_path):
+    interrupted(tmp_path / "run", tmp_path / "c.pt", until=15, state=False, quantities=quantities)
+    model, optimizer, _ = restored(tmp_path / "c.pt", MAKERS["momentum"])
+    with gyroscope.watch(model, optimizer, tmp_path / "run", quantities=quantities, **PLAIN) as monitor:
+        go(model, optimizer, range(10, 12))
+        assert monitor.steps == 12
+    other = net(seed=5)
+    with gyroscope.watch(other, momentum(other.parameters()), tmp_path / "run", **PLAIN) as monitor:
+        assert monitor.steps == 0
+
+
+def test_a_run_without_rotations_is_said_to_have_none(tmp_path, caplog):
+    interrupted(tmp_path / "run", tmp_path / "c.pt", state=False, quantities=["weight_norm"])
+    model, optimizer, _ = restored(tmp_path / "c.pt", MAKERS["momentum"])
+    with gyroscope.watch(model, optimizer, tmp_path / "run", **PLAIN):
+        go(model, optimizer, range(10, 12))
+    assert "but it has recorded no rotations, with which the current weights could be compared: a new" in caplog.text
+
+
 def test_a_step_that_is_given_is_where_the_run_goes_on(tmp_path):
     whole = in_one_go(tmp_path / "whole")
     interrupted(tmp_path / "run", tmp_path / "c.pt", until=15, state=False)

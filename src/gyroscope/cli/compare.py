@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gyroscope.cli import options
 from gyroscope.cli.fail import BAD_ARGUMENT, fail, fail_if, reported
-from gyroscope.cli.options import Labeled, LabeledRuns, Target, is_run, out_option
+from gyroscope.cli.options import Labeled, LabeledRuns, Target, check_logged, is_run, out_option
 from gyroscope.cli.printed import console, echo, text
 from gyroscope.errors import StoreError
 
@@ -76,7 +76,7 @@ def _figure(out: Target) -> Path:
     from gyroscope.figures.save import paths
 
     figure = out.path / "compare" if out.folder else out.path
-    paths(figure)  # rejects unknown formats before anything is read
+    paths(figure, "--out")  # rejects unknown formats before anything is read
     return figure
 
 
@@ -179,4 +179,5 @@ def _draw(runs: list[Run], labels: list[str], accuracy: str | None, target: Path
     from gyroscope.diagnosis.compare import shared_accuracy
 
     shown = accuracy or shared_accuracy(runs) or "test_accuracy"
+    check_logged(runs, shown)
     return figures.save(figures.compare(runs, accuracy=shown, labels=labels), target)

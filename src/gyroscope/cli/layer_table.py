@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from gyroscope.store import Run
 from gyroscope.store.record import Steps, Values
 
 _SPARK = 24
+# Letters that are left of long names, at least.
+_LEAST = 12
 # Quantities between 0 and 1 or between -1 and 1, which a logarithmic sparkline would not suit.
 _LINEAR = ("rotation", "neuron", "dying", "full", "alignment", "invariance")
 
@@ -37,8 +39,12 @@ class _Column:
     right: bool = True
 
     @property
+    def letters(self) -> int:
+        return max(map(len, (self.heading, *self.cells)))
+
+    @property
     def width(self) -> int:
-        return max(map(len, (self.heading, *self.cells))) + 3
+        return self.letters + 3
 
 
 _NUMBERS: tuple[tuple[str, str, Callable[[float], str], int], ...] = (
@@ -54,7 +60,8 @@ _NUMBERS: tuple[tuple[str, str, Callable[[float], str], int], ...] = (
 def layer_table(run: Run, *, quantity: str, rows: Sequence[int], width: int) -> tuple[Table, list[str]]:
     """Return the table of the layers at `rows`, and the headings that did not fit in `width` characters.
 
-    A gap between the rows is shown as one row, with the number of layers in it.
+    A gap between the rows is shown as one row, with the number of layers in it. Names that are still too long lose
+    their beginning.
 
     >>> import tempfile
     >>> from gyroscope.store.example import write_example
@@ -69,9 +76,15 @@ def layer_table(run: Run, *, quantity: str, rows: Sequence[int], width: int) -> 
         first = max(columns, key=lambda column: column.yields)
         columns.remove(first)
         left_out.append(first.heading)
+    names = columns[0]
+    left = max(width - sum(column.width for column in columns[1:]) - 3, _LEAST)
+    columns[0] = replace(names, cells=[name if len(name) <= left else f"…{name[1 - left :]}" for name in names.cells])
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for column in columns:
-        table.add_column(plain(column.heading), justify="right" if column.right else "left", no_wrap=not column.right)
+        table.add_column(
+            plain(column.heading), justify="right" if column.right else "left", no_wrap=True,
+            min_width=column.letters if column.right else None,
+        )  # fmt: skip
     previous = -1
     for place, row in enumerate(rows):
         if row > previous + 1:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gyroscope.errors import GyroscopeError
+from gyroscope.errors import FigureError, GyroscopeError
 
 if TYPE_CHECKING:
     from gyroscope.store import Run
@@ -181,6 +181,20 @@ def is_run(path: Path) -> bool:
     (True, True, False)
     """
     return not os.path.isdir(path) or os.path.exists(path / "run.sqlite")  # false for a name that is too long
+
+
+def check_logged(runs: Iterable[Run], accuracy: str) -> None:
+    """Reject what a figure would draw, in the words of the command line, if a run has not logged it.
+
+    >>> check_logged([], "test_accuracy")
+    """
+    for run in runs:
+        if accuracy not in run.scalars:
+            known = ", ".join(run.scalars) or "none"
+            raise FigureError(
+                f"The run {run.name!r} has no scalar {accuracy!r}; its scalars are: {known}. Name another with "
+                "--accuracy."
+            )
 
 
 def out_option(what: str, default: str) -> Any:

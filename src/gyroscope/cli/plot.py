@@ -10,7 +10,7 @@ import typer
 
 from gyroscope.cli import options
 from gyroscope.cli.fail import BAD_ARGUMENT, fail, reported
-from gyroscope.cli.options import Target, is_run, out_option
+from gyroscope.cli.options import Target, check_logged, is_run, out_option
 from gyroscope.cli.printed import echo
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def _draw(
     some = {} if figure in _WITHOUT_LAYERS else {"layers": layers}
     if figure == "compare":
         found = [run for path in paths for run in ([store.load(path)] if is_run(path) else store.runs(path))]
+        check_logged(found, accuracy)
         return draw(found, accuracy=accuracy, **some)  # type: ignore[no-any-return]
     if figure in _OF_ANY_QUANTITY and (quantity or figure != "conditioning_over_time"):
         some["quantity"] = quantity or "rotation"  # type: ignore[assignment]

@@ -100,14 +100,14 @@ def to_palette(path: Path) -> None:
         few.save(new, format="PNG", optimize=True, **({"dpi": dpi} if dpi else {}))
 
 
-def paths(path: Path | str) -> list[Path]:
-    """Return the files that a figure saved to `path` is written to.
+def paths(path: Path | str, argument: str = "path") -> list[Path]:
+    """Return the files that a figure saved to `path` is written to; errors call it `argument`.
 
     >>> [str(file) for file in paths("rate0.1")]
     ['rate0.1.png', 'rate0.1.svg']
     """
     if not isinstance(path, str | PathLike) or "\0" in str(path) or not Path(path).name:
-        raise FigureError(f"`path` must be the path of a file, got {path!r:.80}. Try 'rates.png'.")
+        raise FigureError(f"`{argument}` must be the path of a file, got {path!r:.80}. Try 'rates.png'.")
     path = Path(path)
     ending = path.suffix[1:].lower()
     if ending in FORMATS:
@@ -116,7 +116,7 @@ def paths(path: Path | str) -> list[Path]:
     if ending.isalpha():
         accepted = ", ".join(f".{form}" for form in FORMATS)
         raise FigureError(
-            f"`path` must end in {accepted}, or have no ending for both .png and .svg, got {path}, which ends in "
+            f"`{argument}` must end in {accepted}, or have no ending for both .png and .svg, got {path}, which ends in "
             f"{path.suffix}."
         )
     return [Path(f"{path}.png"), Path(f"{path}.svg")]

@@ -97,6 +97,7 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
         self._first: Weights = []
         self._last: Weights = []
         self._step = self._measured = self._epoch_start = 0
+        self._earlier = 0  # batches before those of the present optimizer
         self._open = False
 
     @property
@@ -143,15 +144,15 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
             "model": type(model).__name__, "optimizers": [_described(optimizer)],
         }  # fmt: skip
         self._book = Recording(self.path, self._quantities, {**about, **self._meta})
+        taken = _taken(optimizer)
         continued = bool(self._first)
         if not continued:
-            taken = int(_number(optimizer.iterations))
-            self._step = self._measured = taken * (optimizer.gradient_accumulation_steps or 1)
+            self._step = self._measured = taken
+        self._earlier = self._step - taken
         self._book.begin([layer_of(name, v.shape) for name, v in layers.items()], self._step)
         self._open = True
-        if not continued:
-            self._first = self._reference(now) if self._book.begun else now
-            self._last = now
+        if not continued and self._book.begun:
+            self._first, self._last = self._reference(now), now
             self._record(model, now)
 
     def _reference(self, now: Weights) -> Weights:
@@ -165,8 +166,14 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
         return now
 
     def _measure(self, model: Any) -> None:
+        if not self._book.begun or self._step <= self._measured:
+            return
+        layers = _layers_of(model, self._patterns)
+        # The last batches of an epoch may be fewer than `steps_per_execution`; JAX counts them as so many.
+        if model.steps_per_execution > 1:
+            self._step = max(self._measured, min(self._step, self._earlier + _taken(model.optimizer)))
         if self._step > self._measured:
-            now = _read(_layers_of(model, self._patterns))
+            now = _read(layers)
             self._record(model, now)
             self._last, self._measured = now, self._step
 
@@ -191,6 +198,11 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
 
 def _number(value: Any) -> float:
     return float(_ops.convert_to_numpy(_ops.convert_to_tensor(value)))
+
+
+def _taken(optimizer: Any) -> int:
+    """Return the number of batches that an optimizer has stepped with."""
+    return int(_number(optimizer.iterations)) * (optimizer.gradient_accumulation_steps or 1)
 
 
 def _products(w: Any, last: Any, first: Any, since: int) -> dict[str, float]:

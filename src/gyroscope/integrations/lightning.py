@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from inspect import signature
@@ -148,9 +149,7 @@ class _Watching:
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Record what was logged at the last step; its own `on_train_batch_end` may have logged, too."""
-        if self.monitor is not None and self._recorded != (now := self._position(trainer)):
-            self._recorded = now
-            self._record(trainer)
+        self._record_step(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Record what validation has logged."""
@@ -163,8 +162,11 @@ class _Watching:
         self._finish()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the run where training stopped."""
+        """End the run where training stopped, with what was logged at the last step."""
         if trainer is self._trainer:
+            if trainer.world_size == 1:  # what Lightning averages over ranks would wait for those that do not get here
+                with suppress(Exception):  # the one that stopped training is raised
+                    self._record_step(trainer)
             self._finish(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -220,6 +222,12 @@ class _Watching:
     def _position(self, trainer: Any) -> tuple[int, int]:
         """Return a pair that changes with every step; the trainer does not count steps of unwrapped optimizers."""
         return trainer.global_step, 0 if self.monitor is None else self.monitor.steps
+
+    def _record_step(self, trainer: Any) -> None:
+        """Record what was logged at the last step, if that was not done."""
+        if self.monitor is not None and self._recorded != (now := self._position(trainer)):
+            self._recorded = now
+            self._record(trainer)
 
     def _record(self, trainer: Any) -> None:
         """Record the metrics that were logged since the last call, under the names that Lightning's loggers see.

@@ -287,12 +287,12 @@ class Fresh:
                 since = torch.where(before.detach().any(), since, 0.0)
             self._own = [every + fresh, since + fresh]
 
-    def take(self) -> Tensor | None:
-        """Return the share that was carried over, [layers] on the device; NaN for layers that were not compared."""
+    def take(self, gradients: Sequence[Tensor | None]) -> Tensor | None:
+        """Return the share of `gradients` that was carried over, [layers] on the device; NaN where not compared."""
         own, self._own = self._own, []
         if not own or self._index is None:
             return None
-        gradient = self._layers[self._index].parameter.grad
+        gradient = gradients[self._index]
         if gradient is None or gradient.shape != own[0].shape or gradient.layout is not torch.strided:
             return None
         a, b = gradient.detach().float(), torch.stack(own).float()
@@ -390,7 +390,7 @@ class Detail:
     """Detail of the layers of one optimizer.
 
     Attributes:
-        listens: True while anything is attached for a step.
+        listens: True while anything is attached for a sampled step.
         attached: True while forward hooks are attached.
     """
 
@@ -447,7 +447,6 @@ class Detail:
 
     def attach(self) -> None:
         """Attach forward hooks for one step."""
-        self.fresh.attach()
         self.listens = True
         if self.probe is not None:
             self.probe.reset()
@@ -458,7 +457,7 @@ class Detail:
             self.outputs.attach()
 
     def detach(self) -> None:
-        """Remove the forward hooks."""
+        """Remove all hooks."""
         self.fresh.detach()
         self.listens = False
         if self.probe is not None and self.attached:
@@ -469,8 +468,13 @@ class Detail:
 
     def collect(self, track: Track) -> dict[str, Tensor]:
         """Return what was found in this step, on its way to host memory."""
-        if not track.sampling:
-            return self._analyzed()
+        found = self._sampled(track) if track.sampling else {}
+        if track.comparing:
+            found["gradient_carried"] = self.fresh.take(track.gradients())
+        coming = {name: to_host(value) for name, value in found.items() if value is not None}
+        return coming | self._analyzed()
+
+    def _sampled(self, track: Track) -> dict[str, Tensor | None]:
         parameters = track.parameters()
         found: dict[str, Tensor | None] = {"moments": moment_percentiles(self.optimizer, parameters)}
         if self.probe is not None and self.attached:
@@ -480,14 +484,12 @@ class Detail:
             found["outputs"] = torch.cat([unknown, seen[None]])
         if self.neurons is not None:
             found["neurons"] = self.neurons.measure(parameters, track.reference)
-        found["gradient_carried"] = self.fresh.take()
         if self.normalizers:
             modes = torch.full((self._count,), torch.nan)
             for i, module in self.normalizers:
                 modes[i] = float(not module.training)
             found["norm_evaluates"] = modes
-        coming = {name: to_host(value) for name, value in found.items() if value is not None}
-        return coming | self._analyzed()
+        return found
 
     def _analyzed(self) -> dict[str, Tensor]:
         found = None if self.conditioned is None else self.conditioned.take()

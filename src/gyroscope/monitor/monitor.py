@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -223,11 +224,14 @@ class Monitor:
 
     def log(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Record numbers of the whole network at this step, such as a loss; does not wait for tensors on a GPU."""
-        self._safely(self._chronicle.log, _numbers(values, named))
+        numbers = _numbers(values, named)
+        if not self._chronicle.drops(", ".join(numbers)):
+            self._safely(self._chronicle.log, numbers)
 
     def note(self, text: str) -> None:
         """Record something that happened at this step, in words."""
-        self._safely(self._chronicle.event, "note", str(text))
+        if not self._chronicle.drops("a note"):
+            self._safely(self._chronicle.event, "note", str(text))
 
     def progress(self, iterable: Iterable[T], **options: Any) -> Iterable[T]:
         """Loop over `iterable` with a tqdm that also shows the step, the logged loss, the mean rotation and findings.
@@ -277,6 +281,7 @@ class Monitor:
         for track in self._tracks:
             with self._loop.stopwatch:
                 self._safely(self._loop.by_hand, track, joining=self._sharded)
+        self._throw()
 
     def record(self) -> None:
         """Record the weights after the last step, if that step was not due; `close` does the same.
@@ -303,8 +308,9 @@ class Monitor:
         The run of a sharded model begins at its first step, and the weights before that step are recorded then.
 
         Raises:
-            StoreError: some of it could not be computed or written, recording has stopped (see `error`), or logged
-                values wait for the first step: of a sharded model, or of an attempt that will hide later steps.
+            StoreError: some of it could not be computed or written, recording has stopped (see `error`), logged
+                values wait for the first step (of a sharded model, or of an attempt that will hide later steps), or
+                came after `close`.
         """
         check_numbers(timeout=timeout)
         self._write_out(timeout)
@@ -475,8 +481,7 @@ class Monitor:
                             act(track)
                         except Exception as error:
                             self._failed(error)
-                if self._raised is not None:
-                    self._raised.throw()
+                self._throw()
 
         return hook
 
@@ -484,6 +489,11 @@ class Monitor:
     def _uncompiled(self, act: Callable[[Track], None], track: Track) -> None:
         with self._loop.stopwatch:
             self._safely(act, track, joining=self._sharded)
+        self._throw()
+
+    def _throw(self) -> None:
+        if self._raised is not None:
+            self._raised.throw()
 
     def _safely(self, act: Callable[..., None], *arguments: Any, joining: bool = False) -> None:
         """Call `act`. An error is reported once and stops recording; training continues.
@@ -537,6 +547,9 @@ class _LossHook:
 
 # The number of steps after which one is looked at again, if nothing was due before.
 _LOOK = 15
+
+# Fractional parts of its multiples are spread evenly, whatever period they are compared with.
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Loop:
@@ -664,7 +677,12 @@ class Loop:
 
     def _look_ahead(self, track: Track, measured: bool, sampled: bool, analyzed: bool) -> None:
         if sampled:
-            track.next_detail = track.taken + self.pace.detail_interval
+            apart = self.pace.detail_interval
+            track.next_detail = track.taken + apart
+            # Before it, by another part of the interval each time: gradients may be cleared at every sampled step.
+            track.next_compared = track.next_detail - int((track.taken // apart + 1) * _GOLDEN % 1 * apart)
+        elif measured and track.comparing:
+            track.next_compared = sys.maxsize  # until the next sampled step
         if track is self.tracks[0]:
             self._account(measured, sampled, analyzed)
         if analyzed:
@@ -713,7 +731,7 @@ class Loop:
         for track, detail in zip(self.tracks, self.details, strict=True):
             if only is None or track is only:
                 due = self.alive and self._due(track)
-                if due or track.sampling or track.conditioning:
+                if due or track.sampling or track.comparing or track.conditioning:
                     self._arm(track, detail, due)
                 calm = self.alive and track.calm and self.chronicle.begun and not self.pace.requested
                 # The last step before one that is due is looked at, to attach the hooks of the due one.
@@ -727,6 +745,12 @@ class Loop:
                 detail.attach()
         elif detail.listens:
             detail.detach()
+        track.comparing = due and (coming >= track.next_compared or track.asked_for > 0)
+        if track.comparing:
+            with plainly():
+                detail.fresh.attach()
+        else:
+            detail.fresh.detach()
         conditioned = detail.conditioned
         if conditioned is not None:
             wanted = coming >= track.next_conditioning or track.asked_for > 0
@@ -767,7 +791,8 @@ class Loop:
                 raise
             failed = error
         # Other ranks take part in this, also after an error here.
-        detail = self.details[part].collect(track) if track.sampling or track.conditioning else {}
+        looked_into = track.sampling or track.comparing or track.conditioning
+        detail = self.details[part].collect(track) if looked_into else {}
         if failed is not None:
             track.settle()
             raise failed

@@ -29,6 +29,9 @@ COLUMNS = ("ww", "we", "ee", "gg", "wg", "uu", "wu", "gu", "vv", "wv", "pp", "vp
 # If the weights were a million times shorter before than they are now, ⟨w,w⟩ − 2⟨w,d⟩ + ⟨d,d⟩ has three digits left.
 _LEAST = 1e-12
 
+# Where the weights have become this many times as long, ⟨w,w⟩⟨d,d⟩ − ⟨w,d⟩² may be only rounding, below that share.
+_LONGER, _ROUNDING = 10.0, 1e-15
+
 
 @dataclass(frozen=True)
 class Products:
@@ -107,15 +110,18 @@ def _square_before(ww: Array, wd: Array, dd: Array) -> Array:
 def angle(ww: Array, wd: Array, dd: Array) -> Array:
     """Angle between w and w − d from ⟨w,w⟩, ⟨w,d⟩ and ⟨d,d⟩, exact for small angles, unlike an arc cosine.
 
-    It is NaN if w or w − d is zero, or if w − d is more than a million times shorter than w.
+    It is NaN if w or w − d is zero, if w − d is more than a million times shorter than w, or if it is so much shorter
+    that only rounding is left of the angle.
 
     >>> angle(np.array([1.0]), np.array([1.0]), np.array([2.0]))           # w = (1, 0), d = (1, 1)
     array([1.57079633])
     >>> angle(np.array([1.0]), np.array([0.0]), np.array([1e-16]))         # its cosine is 1 − 5e-17
     array([1.e-08])
     """
-    across: Array = np.sqrt(np.maximum(ww * dd - wd * wd, 0.0))
-    result: Array = np.where((ww > 0) & (_square_before(ww, wd, dd) > 0), np.arctan2(across, ww - wd), np.nan)
+    across, before = ww * dd - wd * wd, _square_before(ww, wd, dd)
+    lost = (dd > _LONGER**2 * before) & (across < _ROUNDING * ww * dd)
+    turned = np.arctan2(np.sqrt(np.maximum(across, 0.0)), ww - wd)
+    result: Array = np.where((ww > 0) & (before > 0) & ~lost, turned, np.nan)
     return result
 
 

@@ -381,6 +381,9 @@ class Chronicle:
         self.begun = False
         self.loaded = False
         self._dropped = 0  # logged values and notes for which there was no step
+        self._closed = False
+        self._late = 0  # logged values and notes that came after the end
+        self._strays = False  # the weights change without steps, which was said
         self._restarted = False
         self._began_at: list[int] = []  # the steps of the tracks
         self._step_given, self._own_reference = step, own_reference
@@ -480,6 +483,7 @@ class Chronicle:
         """Pass numbers of the whole network to the recorder, without waiting for a GPU."""
         if self.about.writes:
             self._put(Numbers.of(self.steps, numbers, self._tracks[0].skips))
+            self._check_optimizers()
 
     def event(self, kind: str, text: str) -> None:
         """Pass an event to the recorder."""
@@ -492,6 +496,24 @@ class Chronicle:
         if self.about.writes:
             _LOG.warning("%s: %s", self.about.path, text)
         self.event("error", text)
+
+    def drops(self, what: str) -> bool:
+        """Return True if the run is closed, so that `what` is dropped; the first time, log a warning."""
+        if self._closed and self.about.writes:
+            self._late += 1
+            if self._late == 1:
+                said = "%s is closed, so %s was dropped, as is all that is logged later. Log it before close()."
+                _LOG.warning(said, self.about.path, what)
+        return self._closed
+
+    def _check_optimizers(self) -> None:
+        """Warn once if weights change without steps, as they do when an optimizer was exchanged."""
+        if not self._strays and any(track.strays() for track in self._tracks):
+            self._strays = True
+            self.warn(
+                f"The weights have changed many times after step {self.steps} without a step of the optimizer that is "
+                "watched. If another optimizer steps them now, its steps are not recorded: call watch again for it."
+            )
 
     def woken(self, track: Track, why: Mapping[str, Sequence[int]]) -> None:
         """Record that layers are measured from their current weights; all ranks of a sharded model must call it."""
@@ -509,6 +531,8 @@ class Chronicle:
             (changes,) = agreed((self._existing is None or self._restarted or self._logged > 0,), self.about.shared)
             if changes:
                 self.open()
+        if self.about.writes:
+            self._check_optimizers()
         self.record()
 
     def open(self) -> None:
@@ -597,6 +621,7 @@ class Chronicle:
             _LOG.warning("%s stays as it is: %s. What was logged is dropped.", self.about.path, why)
         self._dropped += self._logged
         self._waiting = []
+        self._closed = True
 
     def discard(self) -> None:
         """Close the run and, if it is new, remove it, for a monitor that could not be made."""
@@ -613,6 +638,8 @@ class Chronicle:
     def unwritten(self) -> str | None:
         """Return what of the logged values is not on its way to the disk, and why."""
         path = self.about.path
+        if self._late:
+            return f"{path} is closed. Logged values and notes that came later and were dropped: {self._late}."
         if self._dropped:
             return (
                 f"{path} stays as it is, because no step was taken after it was opened or a state was loaded. "

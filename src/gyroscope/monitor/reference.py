@@ -642,7 +642,9 @@ def from_source(source: Source, layers: Sequence[Layer], what: str = "`reference
     found = []
     for layer in layers:
         weight = next((named[key] for key in _keys(layer) if key in named), None)
-        if weight is None or not isinstance(weight, Tensor):
+        if weight is not None and not isinstance(weight, Tensor):
+            raise MonitorError(f"{what} must hold tensors, got a {type(weight).__name__} for {layer.name!r}.")
+        if weight is None:
             have = (", ".join(list(named)[:4]) or "none") + (" and more" if len(named) > 4 else "")
             raise MonitorError(
                 f"{what} must have the weight {layer.name!r}, got {have}. Pass one of the same model, or choose layers "

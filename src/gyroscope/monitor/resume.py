@@ -192,19 +192,31 @@ class Existing:
         """Return the reference that it was measured from."""
         return Saved.read(self.path / self.meta.get("reference_file", FILE))
 
-    def step_of(self, now: Now) -> int | None:
-        """Return the recorded step whose rotations and norms are those of the current weights, the nearest one."""
-        if self._rotation is None or self._norms is None:
-            return None
+    def step_of(self, now: Now) -> tuple[int | None, str | None]:
+        """Return the step whose recorded rotations and norms are those of the current weights, the nearest one.
+
+        Layers that were frozen or zero have no recorded rotation: their norms are compared alone.
+
+        Returns:
+            The step, and None; or None, and why there is none.
+        """
+        if self._rotation is None or (self._norms is None and np.isnan(self._rotation).all()):
+            return None, "it has recorded no rotations, with which the current weights could be compared"
+        unknown = np.isnan(self._rotation)
         slack = np.where(now.exact == 1.0, _EXACT, _ROUNDED)
         with np.errstate(all="ignore"):
             turned = abs(self._rotation - now.rotation) / (_CLOSE * now.rotation + slack)
-            grown = abs(self._norms - now.norms) / (_CLOSE * now.norms)
-        turned[np.isnan(self._rotation) & np.isnan(now.rotation)] = 0.0  # layers that were zero and still are
-        grown[(self._norms == 0) & (now.norms == 0)] = 0.0
+            turned[unknown] = 0.0
+            if self._norms is None:
+                grown = np.where(unknown.all(1, keepdims=True), np.inf, 0.0)
+            else:
+                grown = abs(self._norms - now.norms) / (_CLOSE * now.norms)
+                grown[(self._norms == 0) & (now.norms == 0)] = 0.0
         far = np.nan_to_num(np.maximum(turned, grown), nan=np.inf).max(1)
         nearest = np.flatnonzero((far <= 1.0) & (far == far.min(initial=np.inf)))
-        return int(self.steps[nearest[-1]]) if len(nearest) else None
+        if not len(nearest):
+            return None, "none of its steps has the current weights"
+        return int(self.steps[nearest[-1]]), None
 
 
 def _reached(run: Run) -> int:
@@ -317,16 +329,15 @@ def beginning(
         except MonitorError as error:
             saved, problem = None, str(error)
         else:
-            (step,) = agreed((None if existing is None else existing.step_of(now),), shared)
+            step, problem = agreed((None, None) if existing is None else existing.step_of(now), shared)
     if step is not None:
         if saved is None and not own_reference:
             raise MonitorError(problem or "The run has no reference.")
         adopted = None if own_reference else saved
         return Beginning(step, f"resumed at step {step}", own_reference, adopted, hides=step < last)
-    why = problem or "none of its steps has the current weights"
     warning = (
-        f"holds a run of this model up to step {last}, but {why}: a new attempt is recorded from step 0, and the old "
-        "one is kept. To resume it, load its checkpoint before `watch`, pass `step=`, or call "
+        f"holds a run of this model up to step {last}, but {problem}: a new attempt is recorded from step 0, and the "
+        "old one is kept. To resume it, load its checkpoint before `watch`, pass `step=`, or call "
         "`monitor.load_state_dict`."
     )
     said = f"a new attempt; the previous one reached step {last}"

@@ -199,6 +199,9 @@ _HUGE = 1e10
 # Numbers in memory, by type.
 _NUMBERS = {torch.float32: c_float, torch.float64: c_double}
 
+# Weights that are written this many times without a step have another optimizer. A step writes them up to four times.
+_STRAYS = 20
+
 # The device is timed in this many first steps, then once in this many steps.
 _TIMED = 8
 
@@ -230,6 +233,8 @@ class Track:
         self.asked_for = 0  # number of coming steps to measure in detail, whatever the interval
         self.next_detail = 1
         self.conditioning = False
+        self.comparing = False  # the step's gradient is compared with that of its own backward passes
+        self.next_compared = 1
         self.next_conditioning = 1
         self.analyzed_at: int | None = None
         self.skips: Tensor | None = None
@@ -254,6 +259,8 @@ class Track:
         self._sharded = False
         self._versions: list[int] = []
         self._everywhere = np.ones(len(self.layers), dtype=bool)
+        self._stepped: int | None = None  # a layer that the optimizer steps,
+        self._written: tuple[int, Tensor | None, int] = -1, None, 0  # and a step, the layer's parameter, its version
         self._whole = True  # the gradients of the last step that was looked at were finite
         self._still: _Still | None = None
         self._sleeping: list[tuple[Any, str]] = []
@@ -265,7 +272,7 @@ class Track:
     def start(self, step: int) -> None:
         """Set the step that training is at."""
         self.taken = self.measured_at = self.tried_at = step
-        self.next_detail = step + 1
+        self.next_detail = self.next_compared = step + 1
         self.next_conditioning, self.analyzed_at = step + 1, None
 
     def parameters(self) -> list[Tensor]:
@@ -373,7 +380,8 @@ class Track:
     @property
     def calm(self) -> bool:
         """True if steps that are not measured need nothing but counting."""
-        return not (self._fresh or self._sleeping or self.asked_for or self.sampling or self.conditioning)
+        looked_into = self.asked_for or self.sampling or self.comparing or self.conditioning
+        return not (self._fresh or self._sleeping or looked_into)
 
     def breaks(self) -> bool:
         """Return True at the first step whose gradients are not finite, or huge, if that is free to know: on a CPU.
@@ -413,6 +421,21 @@ class Track:
         if self._fresh:
             self._versions = self._seen_versions(self.parameters())
 
+    def strays(self) -> bool:
+        """Return True if weights were written many times since a call of this, without a step of the optimizer."""
+        if self.measuring or self.closure or self._sharded or self._stepped is None:
+            return False  # a step that evaluates closures may write weights many times
+        owner, key = self._places[self._stepped]
+        parameter = owner.get(key)
+        if parameter is None:
+            return False
+        version: int = parameter._version
+        taken, known, before = self._written
+        if taken != self.taken or known is not parameter:
+            self._written = self.taken, parameter, version
+            return False
+        return version - before >= _STRAYS
+
     def anchor(self) -> None:
         """Keep the current weights, to measure the next angle from them."""
         weights = self._look()
@@ -435,15 +458,16 @@ class Track:
             bundle.before = None
         self._stashed = self._inside = None
 
+    def gradients(self) -> list[Tensor | None]:
+        """Return the gradients of the step that is measured, as they were before the optimizer overwrote them."""
+        if self._stashed is not None:
+            return self._stashed
+        return [p.grad for p in (self.parameters() if self._inside is None else self._inside[0])]
+
     def measure(self, *, gradients: bool = True) -> Measured:
         """Measure the inner products of all layers, without waiting for the device; call `settle` afterwards."""
         parameters = self.parameters() if self._inside is None else self._inside[0]
-        if not gradients:
-            given: list[Tensor | None] = [None] * len(parameters)
-        elif self._stashed is not None:
-            given = self._stashed
-        else:
-            given = [p.grad for p in parameters]
+        given: list[Tensor | None] = self.gradients() if gradients else [None] * len(parameters)
         over_ranks = plan([parameters], [1] * len(parameters)) if self._sharded else None
         failed: Exception | None = None
         there = self._there()
@@ -468,7 +492,7 @@ class Track:
             matrix = to_host(matrix)
         self._marked = done = _mark(parameters, timed)
         spans = () if start is None else (*self._copied, start, done)
-        self._copied, self._stashed = (), None
+        self._copied = ()
         measured = Measured(
             step=self.taken,
             matrix=matrix,
@@ -499,7 +523,7 @@ class Track:
     def settle(self, *, recorded: bool = True) -> None:
         """Measure the next angle from now, if the measurement was recorded; otherwise from where the last one was."""
         bundles = self._bundles
-        self.tried_at = self.taken
+        self.tried_at, self._stashed = self.taken, None
         if not recorded:
             for bundle in bundles:
                 if bundle.anchor is None and bundle.before is not None and self._fresh:
@@ -544,6 +568,8 @@ class Track:
     def _prepare(self, parameters: Sequence[Tensor]) -> None:
         owner = {id(p): g for g, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         self._groups = np.array([owner.get(id(p), -1) for p in parameters], dtype=np.int64)
+        stepped = np.flatnonzero((self._groups >= 0) & ~self.reference.asleep)
+        self._stepped = int(stepped[0]) if len(stepped) else None
         weights = self._here(parameters)
         self.on_cuda = any(w.is_cuda for w in weights)
         self._known = self._signature(weights)
@@ -680,8 +706,8 @@ def _place(layer: Layer) -> tuple[Any, str]:
 def _gradients_that_will_be_overwritten(
     optimizer: Optimizer, parameters: Sequence[Tensor]
 ) -> list[Tensor | None] | None:
-    """Return copies of the gradients if the step overwrites them, as torch's Nesterov momentum does."""
-    if not isinstance(optimizer, torch.optim.SGD) or not any(g.get("nesterov") for g in optimizer.param_groups):
+    """Return copies of the gradients if the step overwrites them."""
+    if not _overwrites_gradients(optimizer):
         return None
     having = [i for i, p in enumerate(parameters) if p.grad is not None and not p.grad.is_sparse]
     copies: list[Tensor | None] = [p.grad for p in parameters]
@@ -689,6 +715,26 @@ def _gradients_that_will_be_overwritten(
     for i, copy in zip(having, torch._foreach_mul(grads, 1.0) if grads else (), strict=True):
         copies[i] = copy
     return copies
+
+
+def _overwrites_gradients(optimizer: Optimizer) -> bool:
+    """Return whether a step overwrites gradients, as torch's Nesterov momentum does, also within a wrapper.
+
+    >>> sgd = torch.optim.SGD([torch.ones(1)], lr=0.1, momentum=0.9, nesterov=True)
+    >>> wrapper = torch.optim.Adam([torch.ones(1)])
+    >>> wrapper.inner = sgd
+    >>> _overwrites_gradients(sgd), _overwrites_gradients(wrapper)
+    (True, True)
+    """
+    inside: dict[int, Optimizer] = {}
+    waiting = [optimizer]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, torch.optim.SGD) and any(group.get("nesterov") for group in one.param_groups):
+            return True
+        inside[id(one)] = one
+        waiting += [part for part in vars(one).values() if isinstance(part, Optimizer) and id(part) not in inside]
+    return False
 
 
 def _any_missing(gradients: Sequence[Tensor | None]) -> bool:

@@ -392,6 +392,38 @@ def test_training_goes_on_without_a_run(tmp_path: Path, caplog: pytest.LogCaptur
         _ = rotation.run
 
 
+@pytest.mark.parametrize("every", [None, 1])
+def test_a_fit_of_other_layers_trains_and_leaves_the_run_as_it_was(
+    every: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rotation, network = LayerRotation(tmp_path / "run", every), model()
+    network.get_layer("hidden").trainable = False
+    fitted(network, keras.optimizers.SGD(0.1), rotation)
+    network.get_layer("hidden").trainable = True
+    before = kernels(network)
+    fitted(network, keras.optimizers.SGD(0.1), rotation)
+    assert not np.array_equal(kernels(network)[0], before[0])
+    assert "training continues" in caplog.text
+    with pytest.raises(StoreError, match="a run of other layers"):
+        _ = rotation.run
+    assert gyroscope.load(tmp_path / "run").steps[-1] == 8
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="steps_per_execution must be 1 with torch")
+@pytest.mark.parametrize(("every", "steps"), [(None, [0, 8, 16]), (1, [0, 3, 6, 8, 11, 14, 16])])
+def test_an_execution_of_fewer_batches_is_counted_as_so_many(
+    every: int | None, steps: list[int], tmp_path: Path
+) -> None:
+    rotation, network = LayerRotation(tmp_path / "run", every), model()
+    network.compile("sgd", loss="mse", steps_per_execution=3)
+    network.fit(*data(), batch_size=8, epochs=2, verbose=0, callbacks=[rotation])
+    assert rotation.run.steps.tolist() == steps
+    network.compile("sgd", loss="mse", steps_per_execution=3)  # another optimizer, which begins to count at 0
+    network.fit(*data(), batch_size=8, epochs=1, verbose=0, callbacks=[rotation])
+    run = rotation.run
+    assert run.steps[-1] == run.scalars["loss"].steps[-1] == 24
+
+
 def test_a_run_exists_once_a_step_was_measured(tmp_path: Path) -> None:
     with pytest.raises(MonitorError, match="once a step has been measured"):
         _ = LayerRotation(tmp_path / "run").run

@@ -471,6 +471,25 @@ def test_a_fit_that_raises_leaves_a_run_that_can_be_read_and_resumed(trainer: An
         np.testing.assert_allclose(run.series("rotation")[-1], turned(mlp(), second), rtol=1e-5)
 
 
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_before_zero_grad"])
+def test_a_fit_that_raises_records_what_was_logged_at_its_last_step(hook: str, trainer: Any, tmp_path: Path) -> None:
+    class Stops(L.Callback):
+        pass
+
+    def stops(self: Any, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 4:
+            raise RuntimeError("no more data")
+
+    setattr(Stops, hook, stops)
+    module = classifier(training_step=logs)
+    with pytest.raises(RuntimeError, match="no more data"):
+        trainer(GyroscopeCallback(tmp_path / "run"), Stops()).fit(module, batches())
+    with gyroscope.load(tmp_path / "run") as run:
+        assert run.state == "interrupted"
+        assert run.scalars["train_step"].steps.tolist() == [1, 2, 3, 4]
+        np.testing.assert_allclose(run.scalars["train_step"].values, module.losses[:4], rtol=1e-6)
+
+
 def diverging(self: Any) -> Any:
     return torch.optim.SGD(self.parameters(), 1e4)
 
