@@ -129,7 +129,7 @@ def bad(tmp):
         (short, r"must have the weight '2\.weight'"),
         (wide, r"'0\.weight' of shape \(6, 4\), as the model has, got \(7, 4\)"),
         ({"model": {}}, r"must have the weight '0\.weight'"),
-        ({**net().state_dict(), "4.weight": "words"}, r"must have the weight '4\.weight'"),
+        ({**net().state_dict(), "4.weight": "words"}, r"must hold tensors, got a str for '4\.weight'"),
         (nn.Linear(4, 6), r"must have the weight '0\.weight', got weight"),
         (tmp / "missing.pt", r"no file .*missing\.pt"),
         (tmp / "empty", r"no file .*reference\.pt"),

@@ -745,11 +745,11 @@ class Loop:
                 detail.attach()
         elif detail.listens:
             detail.detach()
-        track.comparing = due and (coming >= track.next_compared or track.asked_for > 0)
+        compared, track.comparing = track.comparing, due and (coming >= track.next_compared or track.asked_for > 0)
         if track.comparing:
             with plainly():
                 detail.fresh.attach()
-        else:
+        elif compared:
             detail.fresh.detach()
         conditioned = detail.conditioned
         if conditioned is not None:
