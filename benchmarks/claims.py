@@ -59,7 +59,7 @@ class Kept:
         scale = self.told["scale"]
         return name + ("" if own else f", {self.folder.relative_to(RESULTS).parts[0]}") + f" ({scale})"
 
-    def seeds(self, claim: str) -> list[int]:
+    def seeds(self, claim: str = "") -> list[int]:
         """The numbers of seeds of the configurations, from the fewest to the most; empty if nothing was trained.
 
         Where a claim names its task first, the other tasks' configurations do not count.
@@ -67,8 +67,9 @@ class Kept:
         numbers = self.told["numbers"]
         cells = [*numbers.get("cells", ()), *(cell for one in numbers.get("columns", ()) for cell in one["cells"])]
         named = re.split("[:,]", claim)[0]
-        if cells := [cell for cell in cells if cell.get("task") == named] or cells:
-            return sorted({len(cell["seeds"]) for cell in cells})
+        own = [cell for cell in cells if cell.get("task") == named]
+        if cells:
+            return sorted({len(cell["seeds"]) for cell in own or cells})
         scale = self.told["scale"]
         if scale in self.study.seeds:
             return [self.study.seeds[scale]]
@@ -153,7 +154,7 @@ def summary() -> list[str]:
     for paper, title in PAPERS.items():
         its = [one for one in kept() if one.paper == paper]
         words = Counter(said["verdict"] for one in its for said in one.told["findings"])
-        seeds = sorted({count for one in its for count in one.seeds("")})
+        seeds = sorted({count for one in its for count in one.seeds()})
         link = f"[{title}](#{title.lower().replace(' ', '-')})"
         counts = (words["shown"], words["not shown"], words["undecided"])
         lines.append((link, len(its), *counts, trainings(paper), span(seeds)))

@@ -403,8 +403,7 @@ def trained(task: str) -> list[str]:
     """Every configuration of a task that is kept and was as long as the paper's, next to the paper's test accuracy.
 
     The paper has one number for an adaptive method under Layca. It is compared with the rate of the authors' code only.
-    Its numbers are of one training each. One that lies outside of the interval in which 95 % of further trainings would
-    lie, by Student's t, differs beyond chance.
+    Its numbers are of one training each, and are compared with the interval of a further training, by Student's t.
     """
     from gyroscope_lab.papers.chance import limit
     from gyroscope_lab.papers.rotation.paper import told
@@ -440,16 +439,19 @@ def trained(task: str) -> list[str]:
         printed = f"{test:.2f}" if spread is None else f"{test:.2f} ± {spread:.2f} ({len(tests)})"
         learned = f"{100 * statistics.mean(result.learned for result in results):.2f}"
         lengths = [len(result.loss) for result in results]
-        epochs = " to ".join(dict.fromkeys([str(min(lengths)), str(max(lengths))]))
+        epochs = claims.span(sorted(lengths))
         rows.append("| " + " | ".join([name, printed, *beside, learned, epochs, f"{turned:.2f}"]) + " |")
     below = f"{near} of {count} test accuracies are within one point of the paper's. {failed} of these are at rates"
     below = f"{below} at which training fails, here and in the paper."
+    if not apart:
+        return [*rows, "", below]
     beyond = [name for name, is_apart in apart.items() if is_apart]
     named = "" if not beyond else f": {'; '.join(beyond)}"
     many = (
-        f"Of the {len(apart)} with several seeds, {len(beyond)} differ from the paper's training beyond chance{named}."
+        f"For {len(beyond)} of the {len(apart)} with several seeds, the paper's number is outside the interval in which"
     )
-    return [*rows, "", f"{below} {many}"]
+    more = "95 % of further trainings would be"
+    return [*rows, "", f"{below} {many} {more}{named}. Chance alone would put one in twenty there."]
 
 
 def _order(recipe: dict[str, Any]) -> tuple[bool, bool, str, float, float]:

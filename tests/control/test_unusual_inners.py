@@ -187,7 +187,8 @@ def test_a_decay_of_which_it_is_not_known_how_it_enters_is_rejected():
     gyroscope.Layca(Lion([p], weight_decay=0.5))  # reads the weights
     with pytest.raises(ControlError, match=r"`weight_decay` must be 0 with reads_weights=False, got 0.5: .* Lion"):
         gyroscope.Layca(Lion([p], weight_decay=0.5), reads_weights=False)
-    optimizer = gyroscope.Layca(Lion([p]), reads_weights=False)
+    vectors = {"params": [nn.Parameter(torch.ones(3))], "weight_decay": 0.5}
+    optimizer = gyroscope.Layca(Lion([{"params": [p]}, vectors]), reads_weights=False)  # no layer decays
     optimizer.param_groups[0]["weight_decay"] = 0.5
     p.grad = torch.ones_like(p)
     with pytest.raises(ControlError, match="`weight_decay` must be 0"):

@@ -425,10 +425,12 @@ def test_decay_that_adam_divides_with_the_gradient():
         ({"class": "SGD", "momentum": 0.9, "dampening": 0.9}, 1e-3, False),
         ({"class": "SGD", "momentum": 1.0}, 1e-3, False),
         ({"class": "AdamW"}, 1e-2, True),
+        ({"class": "AdamW", "amsgrad": True}, 1e-2, True),
+        ({"class": "Muon"}, 1e-2, True),
         ({"class": "Adadelta"}, 1e-2, False),
         ({"class": "Prodigy"}, 1e-2, False),
     ],
-    ids=["SGD", "dampened", "momentum 1", "AdamW", "Adadelta", "Prodigy"],
+    ids=["SGD", "dampened", "momentum 1", "AdamW", "amsgrad", "Muon", "Adadelta", "Prodigy"],
 )
 def test_decay_halves_the_weights_only_under_an_optimizer_that_is_known_to_do_so(options, share, dominates):
     """At a learning rate times decay of `share`: with momentum 0.9 in 69 steps, as with ten times the share without."""

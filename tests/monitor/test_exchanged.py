@@ -107,7 +107,7 @@ def test_layers_beside_the_model_are_watched_without_a_word(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("logs", ["always", "once"])
-def test_an_optimizer_that_is_exchanged_is_told_of_once(tmp_path, caplog, logs):
+def test_an_optimizer_that_is_exchanged_is_reported_once(tmp_path, caplog, logs):
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters())
     with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:

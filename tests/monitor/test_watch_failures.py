@@ -446,7 +446,7 @@ def test_logged_values_that_find_no_room_are_counted_and_flush_raises(tmp_path, 
         assert run.scalars["late"].values.tolist() == [1.0]
 
 
-def test_what_is_logged_after_the_end_is_said_once_to_be_lost_and_flush_raises(tmp_path, caplog):
+def test_values_logged_after_close_are_dropped_with_one_warning_and_flush_raises(tmp_path, caplog):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with gyroscope.watch(model, optimizer, tmp_path / "run", budget=None) as monitor:

@@ -202,7 +202,7 @@ def test_a_run_without_rotations_is_said_to_have_none(tmp_path, caplog):
     model, optimizer, _ = restored(tmp_path / "c.pt", MAKERS["momentum"])
     with gyroscope.watch(model, optimizer, tmp_path / "run", **PLAIN):
         go(model, optimizer, range(10, 12))
-    assert "but it has recorded no rotations, with which the current weights could be compared: a new" in caplog.text
+    assert "but it has no recorded rotations to compare the current weights with: a new" in caplog.text
 
 
 def test_a_step_that_is_given_is_where_the_run_goes_on(tmp_path):

@@ -20,7 +20,7 @@ from gyroscope.store import Run
 from gyroscope.store.record import Steps, Values
 
 _SPARK = 24
-# Letters that are left of long names, at least.
+# Long names are shortened to no fewer characters than this.
 _LEAST = 12
 # Quantities between 0 and 1 or between -1 and 1, which a logarithmic sparkline would not suit.
 _LINEAR = ("rotation", "neuron", "dying", "full", "alignment", "invariance")

@@ -42,9 +42,9 @@ class Joint(Optimizer):
         super().__init__(list(groups), {})
         self.inner, self.others = inner, others
         self.defaults = inner.defaults
-        for group in self.param_groups:  # schedulers look for the same options in every group, also in frozen ones
-            for name, value in inner.defaults.items() if group["rule"] not in ("turn", "plain") else ():
-                group.setdefault(name, value)
+        for group in self.param_groups:
+            if group["rule"] not in ("turn", "plain"):  # frozen: schedulers look for the same options in every group
+                group.update({**inner.defaults, **group})
         self.share()
 
     def share(self) -> None:

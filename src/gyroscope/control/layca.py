@@ -459,11 +459,11 @@ def _check_steps(optimizer: Optimizer) -> None:
                 "torch.optim.Adam."
             )
         names = {kind.__name__ for kind in type(inside).__mro__}
-        switches = all(callable(getattr(inside, name, None)) for name in ("train", "eval"))
-        frees = any("ScheduleFree" in name for name in names)
-        if (
-            frees or names & {"Lookahead", "TRAC"} or (switches and "AcceleratedOptimizer" not in names)
-        ):  # which passes them on
+        # Accelerate's wrapper only passes `train` and `eval` on.
+        switches = "AcceleratedOptimizer" not in names and all(
+            callable(getattr(inside, name, None)) for name in ("train", "eval")
+        )
+        if switches or names & {"Lookahead", "TRAC"} or any("ScheduleFree" in name for name in names):
             raise ControlError(
                 f"`optimizer` must step the model's weights only, got a {type(inside).__name__}, which keeps weights "
                 "of its own and puts them into the model, so that a layer would not stay where it was turned to. Try "

@@ -252,8 +252,6 @@ class Proposer:
         self._buffers: dict[int, tuple[list[Any], list[Tensor]]] = {}
         self._stand_ins: dict[int, StandIns] = {}
         self._states: tuple[list[Any], defaultdict[Any, Any]] = _no_states()  # as known, and with stand-ins for keys
-        for group in () if self.reads_weights else optimizer.param_groups:
-            self._decay_of(group)
 
     def propose(
         self,
@@ -390,7 +388,7 @@ class Proposer:
         undo: list[Callable[[], None]],
     ) -> Sequence[Tensor]:
         """Take weight decay and the rate out of a group; return the gradients, with coupled decay added."""
-        how, decay = self._decay_of(group)
+        how, decay = self.decay_in(group)
         if how == "coupled":
             sign = -decay if group.get("maximize", False) else decay
             grads = torch._foreach_add(list(grads), proposal.params, alpha=sign)
@@ -404,14 +402,14 @@ class Proposer:
             proposal.along = -decay * float(group["lr"])
         return grads
 
-    def _decay_of(self, group: Group) -> tuple[Decay, float]:
+    def decay_in(self, group: Group) -> tuple[Decay, float]:
         """Return how weight decay enters in a group; reject a decay of which that is not known."""
         how, amount = decay_of(self.rule, group)
         if how == "unknown":
             raise ControlError(
-                f"`weight_decay` must be 0 with reads_weights=False, got {amount:g}: whether the decay of "
-                f"{type(main(self.optimizer)).__name__} goes into its gradients is not known. Decay that does not, has "
-                "no effect: it does not turn a layer."
+                f"`weight_decay` must be 0 with reads_weights=False, got {amount:g}: it is not known whether "
+                f"{type(main(self.optimizer)).__name__} adds its decay to the gradients. Set weight_decay=0 (decoupled "
+                "decay does not turn a layer anyway), or leave reads_weights out."
             )
         return how, amount
 

@@ -50,6 +50,9 @@ from gyroscope.vectors.layout import any_sharded, is_dense, local, splits_in_mem
 Array = TypeVar("Array", Tensor, npt.NDArray[np.float64])
 Others = Literal["inner", "frozen"]
 
+# State that one bad gradient does not spoil: a count, and the history of LBFGS, which is of the whole model.
+_NOT_OF_GRADIENTS = ("step", "old_dirs", "old_stps", "ro")
+
 # A tangent below this share of the displacement (both squared) is rounding noise: there is no direction to turn to.
 # The same holds for weights that a step reduces to this share of their length and of its own.
 TANGENT_FLOOR = 1e-14
@@ -375,6 +378,9 @@ class Steering:
         self.law = law
         self.others: Others = others
         self.proposer = Proposer(inner, reads_weights)
+        for group, own in zip(inner.param_groups, roster.groups, strict=True):
+            if own and not self.proposer.reads_weights:
+                self.proposer.decay_in(group)
         self.ledgers: dict[torch.device, Ledger] = {}
         self.multipliers = torch.ones(roster.layers, dtype=torch.float64, device="cpu")
         #: η/ρ, for a plain step of layers of zeros, which gives them a direction; 0 leaves them as they are.
@@ -668,14 +674,15 @@ class Steering:
         Without `shaped`, only the state that has another shape than its layer, such as Adafactor's rows and columns.
         """
         found: dict[tuple[str, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}
-        numbers = (
-            self.proposer.rule.reads_weights
-        )  # of torch's own optimizers, single numbers do not come from gradients
+        # Single numbers of torch's own optimizers do not come from gradients.
+        scalars = self.proposer.rule.reads_weights
         for p, e in zip(work.params, work.entries, strict=True):
             for name, held in self.inner.state[p].items() if p in self.inner.state else ():
-                for value in floats_in(held) if name not in (*OWN, "step") else ():
-                    told = value.device == p.device and (numbers or value.dim() > 0)
-                    if told and (shaped or value.shape != p.shape):
+                if name in OWN or name in _NOT_OF_GRADIENTS:
+                    continue
+                for value in floats_in(held):
+                    checked = value.device == p.device and (scalars or value.dim() > 0)
+                    if checked and (shaped or value.shape != p.shape):
                         tensors, rows, counts = found.setdefault((name, value.dtype), ([], [], []))
                         tensors.append(local([value])[0])
                         rows.extend(e.rows)

@@ -345,7 +345,7 @@ def gradients_accumulate(course: Course) -> Finding | None:
     carried = _quiet(np.nanmax, course["gradient_carried"], axis=1)
     rows = np.flatnonzero(np.isfinite(carried) & (course.steps > 1))
     which = rows[carried[rows] > LIMITS.carried]
-    # Nothing can be left over in the first step: there, something changes gradients on purpose, such as noise.
+    # Nothing should be left over in the first step: there, something changes gradients on purpose, such as noise.
     changed = (carried[course.steps <= 1] > LIMITS.carried).any()
     if changed or not len(which) or len(which) < min(2, len(rows)):
         return None
@@ -789,6 +789,8 @@ def decay_dominates(course: Course) -> Finding | None:
 
 def _removed(optimizer: Mapping[str, Any]) -> float:
     """Return the share of the weights that decay removes per step, over ηλ; 0 if it is unknown or divided by √v."""
+    if optimizer.get("class") in ("AdamW", "Muon") or optimizer.get("decoupled_weight_decay"):
+        return 1.0  # whatever the moments are
     rule = recurrence_of(optimizer)
     if rule is None or not rule.decays:
         return 0.0

@@ -745,6 +745,7 @@ class Loop:
                 detail.attach()
         elif detail.listens:
             detail.detach()
+        # After `detach`, which takes the hook of `fresh` off too.
         compared, track.comparing = track.comparing, due and (coming >= track.next_compared or track.asked_for > 0)
         if track.comparing:
             with plainly():

@@ -29,7 +29,7 @@ COLUMNS = ("ww", "we", "ee", "gg", "wg", "uu", "wu", "gu", "vv", "wv", "pp", "vp
 # If the weights were a million times shorter before than they are now, ⟨w,w⟩ − 2⟨w,d⟩ + ⟨d,d⟩ has three digits left.
 _LEAST = 1e-12
 
-# Where the weights have become this many times as long, ⟨w,w⟩⟨d,d⟩ − ⟨w,d⟩² may be only rounding, below that share.
+# Where weights grew by more than `_LONGER`, ⟨w,w⟩⟨d,d⟩ − ⟨w,d⟩² below the share `_ROUNDING` of ⟨w,w⟩⟨d,d⟩ is rounding.
 _LONGER, _ROUNDING = 10.0, 1e-15
 
 
@@ -110,8 +110,8 @@ def _square_before(ww: Array, wd: Array, dd: Array) -> Array:
 def angle(ww: Array, wd: Array, dd: Array) -> Array:
     """Angle between w and w − d from ⟨w,w⟩, ⟨w,d⟩ and ⟨d,d⟩, exact for small angles, unlike an arc cosine.
 
-    It is NaN if w or w − d is zero, if w − d is more than a million times shorter than w, or if it is so much shorter
-    that only rounding is left of the angle.
+    It is NaN if w or w − d is zero, if w − d is more than a million times shorter than w, or if it is more than ten
+    times shorter and the angle is below the rounding error.
 
     >>> angle(np.array([1.0]), np.array([1.0]), np.array([2.0]))           # w = (1, 0), d = (1, 1)
     array([1.57079633])

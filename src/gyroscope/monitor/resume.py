@@ -201,7 +201,7 @@ class Existing:
             The step, and None; or None, and why there is none.
         """
         if self._rotation is None or (self._norms is None and np.isnan(self._rotation).all()):
-            return None, "it has recorded no rotations, with which the current weights could be compared"
+            return None, "it has no recorded rotations to compare the current weights with"
         unknown = np.isnan(self._rotation)
         slack = np.where(now.exact == 1.0, _EXACT, _ROUNDED)
         with np.errstate(all="ignore"):

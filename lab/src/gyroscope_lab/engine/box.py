@@ -133,7 +133,7 @@ def run_box(
         limit: the largest size of the archive in bytes. If it would be larger, unfinished trainings are left out, those
             farthest from their end first, and then the databases of finished ones that were measured once per epoch,
             as their results are, and are not `whole`; all of it stays in the folder of `archive`.
-        whole: trials whose databases hold more than their results that is needed.
+        whole: trials whose databases studies read; these are never left out.
         on_note: called as each training ends an epoch.
         on_done: called as each ends.
         on_failed: called with each trial that fails, and the reason.

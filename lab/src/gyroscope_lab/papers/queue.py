@@ -38,7 +38,7 @@ _LONG = 600.0
 # A configuration that so many studies use is worth its seeds before others.
 _SHARED = 6
 _FIRST_SEEDS = f"Second and third seeds of kept CIFAR configurations that {_SHARED} studies or more use"
-# Recipes by task of which one seed left a claim undecided, or is far from the paper's number.
+# By task, recipes whose single seed left a claim undecided or came out far from the paper's number, as of 2026-11-20.
 _OPEN = {
     "c10-cnn1": ("LARS 3^-3", "SGD 3^0"),
     "c100-resnet": (

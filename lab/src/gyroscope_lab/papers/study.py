@@ -120,7 +120,7 @@ class Study:
         beside: the seconds that it takes in addition to its trials, by scale, where they are many and were measured: on
             one core of a CPU, or at full scale on an H200.
         seeds: the seeds of each configuration, by scale, of a study that trains without trials.
-        reads_runs: whether it also reads what the results of its trials lack, from the database of each run.
+        reads_runs: whether it also reads the databases of its trials' runs.
     """
 
     name: str
@@ -225,7 +225,8 @@ class Study:
                 f"Shown in part: {len(missing)} {several} not there yet ({said}). "
                 "`result.json` lists all, as `not_trained`."
             )
-        if any(_SEEDS.search(str(cell)) for table in report.tables for row in table.rows for cell in row):
+        with_seeds = any(_SEEDS.search(str(cell)) for table in report.tables for row in table.rows for cell in row)
+        if with_seeds or ("cells" in report.numbers and any("±" in one.here for one in report.verdicts)):
             parts.append(_ERRORS)
         if report.verdicts:
             columns = ("the paper says", "paper", "here", "")

@@ -18,7 +18,7 @@ import numpy as np
 
 from gyroscope_lab.engine.laboratory import Lab
 from gyroscope_lab.papers.cells import Cell, cells
-from gyroscope_lab.papers.chance import all_exceed, all_hold
+from gyroscope_lab.papers.chance import all_exceed
 from gyroscope_lab.papers.rotation import paper
 from gyroscope_lab.papers.rotation.alpha_and_rate import ALPHAS, POWERS, SWEPT
 from gyroscope_lab.papers.rotation.best_layca import in_training
@@ -249,7 +249,7 @@ def _verdicts(one: Tuned) -> list[Verdict]:
     uniform, first, last = one.chosen(0.0), one.chosen(-0.6), one.chosen(0.6)
     rates = [cell for cell in one.by_rate.values() if cell.learned] or list(one.by_rate.values())
     fastest, slowest = max(rates, key=lambda cell: cell.test), rates[0]
-    better = fastest is not slowest and fastest.ahead_of(slowest).exceeds(0.0, tests=len(rates) - 1)
+    high = max(rates[-2:], key=lambda cell: cell.test)  # the highest that learns may be just too high: grids are coarse
     even, uneven = one.columns[-1].unevenness, min(cell.unevenness for cell in one.columns[:2])
     return [
         Verdict(
@@ -269,8 +269,7 @@ def _verdicts(one: Tuned) -> list[Verdict]:
             "up to 30 points",
             f"best at {fastest.recipe.name}, {fastest.ahead_of(slowest).to(1)} points over {slowest.recipe.name}; "
             f"the highest that learns is {rates[-1].recipe.name}",
-            # The highest that learns may be just too high: grids are coarse.
-            all_hold([fastest in rates[-2:], better]),
+            all_exceed([high.ahead_of(cell) for cell in rates[:-2]]),
         ),
         Verdict(
             f"{name}: at α = 0 layers rotate synchronously",
