@@ -94,6 +94,7 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
         self._quantities = find(QUANTITIES)
         self._book = Recording(run, self._quantities, meta)
         self.path, self._meta = self._book.path, self._book.meta
+        self._of: Any = None  # the model of the last fit
         self._first: Weights = []
         self._last: Weights = []
         self._step = self._measured = self._epoch_start = 0
@@ -137,7 +138,7 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
         self._open = False
 
     def _begin(self, model: Any) -> None:
-        layers, optimizer = _layers_of(model, self._patterns), model.optimizer
+        layers, optimizer = _layers_of(model, self._patterns), _inside(model.optimizer)
         now = _read(layers)
         about = {
             "framework": "keras", "keras": _keras.__version__, "backend": _keras.backend.backend(),
@@ -145,7 +146,8 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
         }  # fmt: skip
         self._book = Recording(self.path, self._quantities, {**about, **self._meta})
         taken = _taken(optimizer)
-        continued = bool(self._first)
+        continued = bool(self._first) and self._of is model
+        self._of = model
         if not continued:
             self._step = self._measured = taken
         self._earlier = self._step - taken
@@ -171,7 +173,7 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
         layers = _layers_of(model, self._patterns)
         # The last batches of an epoch may be fewer than `steps_per_execution`; JAX counts them as so many.
         if model.steps_per_execution > 1:
-            self._step = max(self._measured, min(self._step, self._earlier + _taken(model.optimizer)))
+            self._step = max(self._measured, min(self._step, self._earlier + _taken(_inside(model.optimizer))))
         if self._step > self._measured:
             now = _read(layers)
             self._record(model, now)
@@ -180,7 +182,8 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
     def _record(self, model: Any, now: Weights) -> None:
         """Write the quantities of the current weights, computed in float64 on the host."""
         since = self._step - self._measured
-        optimizer, steered = model.optimizer, isinstance(model.optimizer, Layca)
+        optimizer = _inside(model.optimizer)
+        steered = isinstance(optimizer, Layca)
         lr = _number(optimizer.learning_rate)
         decay = float((optimizer.inner if steered else optimizer).weight_decay or 0.0)
         rows = [_products(*one, since) for one in zip(now, self._last, self._first, strict=True)]
@@ -194,6 +197,17 @@ class LayerRotation(_keras.callbacks.Callback):  # type: ignore[misc, name-defin
 
     def _log(self, logs: Any) -> None:
         self._book.log(self._step, {str(name): real(value) for name, value in (logs or {}).items()})
+
+
+def _largest(move: Any) -> Any:
+    """Return the largest size of an element, or 1 if that is 0 or not finite."""
+    size = _ops.max(_ops.abs(move))
+    return _ops.where(_ops.logical_and(_ops.isfinite(size), size > 0), size, _ops.ones_like(size))
+
+
+def _inside(optimizer: Any) -> Any:
+    """Return the optimizer in Keras' wrapper for mixed precision."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _number(value: Any) -> float:
@@ -416,6 +430,7 @@ class Layca(_keras.optimizers.Optimizer):  # type: ignore[misc, name-defined]
         """Return the layers after the step, and keep their norms before the first."""
         wide = self._wide()
         w, s = ([_ops.cast(x, wide) for x in several] for several in (weights, moves))
+        s = [y / _largest(y) for y in s]  # so that squares stay in the range of the dtype
         rows = [[_ops.sum(x * x), _ops.sum(x * y), _ops.sum(y * y)] for x, y in zip(w, s, strict=True)]
         products = _ops.stack([_ops.stack(row) for row in rows])
         ww, radius = products[:, 0], _ops.convert_to_tensor(self.radius)

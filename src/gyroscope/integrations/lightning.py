@@ -90,7 +90,7 @@ class _Watching:
         self._stopped: Monitor | None = None  # the monitor of a fit that raised; it still knows its state
         self._scratch: TemporaryDirectory[str] | None = None
         self._seen: dict[str, Tensor] = {}
-        self._loss: Tensor | None = None
+        self._losses: list[Tensor] = []  # of the batches since the last step
         self._recorded = self._counted = (0, 0)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -128,7 +128,7 @@ class _Watching:
         if problem is not None:
             self._finish(problem)
             raise problem
-        self._trainer, self._stopped, self._seen, self._loss = trainer, None, {}, None
+        self._trainer, self._stopped, self._seen, self._losses = trainer, None, {}, []
         self._recorded = self._counted = self._position(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -137,15 +137,15 @@ class _Watching:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
         if isinstance(loss, Tensor) and loss.numel() == 1:
-            # Lightning has divided it by the number of batches; under manual optimization the last one counts.
-            before = self._loss if pl_module.automatic_optimization else None
-            self._loss = loss.detach() if before is None else before + loss.detach()
+            # Lightning has divided it by `accumulate_grad_batches`; under manual optimization the last one counts.
+            self._losses = [*(self._losses if pl_module.automatic_optimization else ()), loss.detach()]
         now = self._position(trainer)
         if now != self._counted:
             self._counted = now
-            if self._loss is not None:
-                self.monitor.log(loss=self._loss)
-            self._loss = None
+            if self._losses:
+                each = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+                self.monitor.log(loss=sum(self._losses) * (each / len(self._losses)))
+            self._losses = []
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Record what was logged at the last step; its own `on_train_batch_end` may have logged, too."""

@@ -117,7 +117,7 @@ def layca(
         found = _layers(params, mask, ControlError)
         proposed, inside = inner.update(updates, state.inner, params, **extra)
         steps = _like(proposed, params, ControlError)
-        w, s = found.weights, [steps[i] for i in found.where]
+        w, s = found.weights, _in_range([steps[i] for i in found.where], axis_name)
         products = _inner_products([{"ww": (x, x), "ws": (x, y), "ss": (y, y)} for x, y in zip(w, s, strict=True)])
         products = _summed(products, w, axis_name)
         ww, radius = products[:, 0], state.radius
@@ -194,10 +194,15 @@ def rotation(
     chosen = _quantities(quantities, lr)
 
     def init(params: Any) -> RotationState:
-        w = tuple(map(jnp.asarray, _layers(params, mask, MonitorError).weights))
-        unknown = jnp.full(len(w), jnp.nan, _wide())
-        values = {one.info.name: unknown for one in chosen}
-        return RotationState(jnp.zeros([], jnp.int32), w, w if count_of > 1 else (), unknown, values)
+        weights = _layers(params, mask, MonitorError).weights
+
+        def copies() -> tuple[Any, ...]:  # each array is one of its own, so that a step may donate the state
+            return tuple(jnp.array(x, copy=True) for x in weights)
+
+        radius, *numbers = (jnp.full(len(weights), jnp.nan, _wide()) for _ in range(1 + len(chosen)))
+        values = {one.info.name: number for one, number in zip(chosen, numbers, strict=True)}
+        last = copies() if count_of > 1 else ()
+        return RotationState(jnp.zeros([], jnp.int32), copies(), last, radius, values)
 
     def measured(w: Any, steps: Any, gradients: Any, state: RotationState) -> tuple[Any, Any, Any]:
         new = [(x + u).astype(x.dtype) for x, u in zip(w, steps, strict=True)]
@@ -427,6 +432,18 @@ def _inner_products(rows: Sequence[Mapping[str, tuple[Any, Any]]]) -> Any:
     """Return the inner products [layers, pairs] of pairs of arrays."""
     wide = _wide()
     return jnp.stack([jnp.stack([jnp.sum(x.astype(wide) * y.astype(wide)) for x, y in r.values()]) for r in rows])
+
+
+def _in_range(steps: Sequence[Any], axis_name: AxisName) -> list[Any]:
+    """Return updates over powers of two, by which their elements are about 1 at most, so that squares stay in range."""
+    wide, axes = _wide(), _axes(axis_name)
+    largest = jnp.stack([jnp.max(jnp.abs(s), initial=0).astype(wide) for s in steps])
+    if axes:  # the index makes it vary over the axes also where no layer does
+        largest = _lax.pmax(largest + 0 * sum(_lax.axis_index(axis) for axis in axes), tuple(axes))
+    known = jnp.isfinite(largest) & (largest > 0)
+    _, exponents = jnp.frexp(jnp.where(known, largest, 1))
+    factors = jnp.ldexp(jnp.ones_like(largest), jnp.clip(1 - exponents, -126, 127))  # normal numbers
+    return [s.astype(wide) * factors[k] for k, s in enumerate(steps)]
 
 
 def _pairs(w: Any, b: Any, last: Any, start: Any, g: Any) -> dict[str, tuple[Any, Any]]:

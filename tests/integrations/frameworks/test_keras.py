@@ -471,3 +471,36 @@ def built() -> Any:
     optimizer = SGD(0.1)
     optimizer.build(variables(arrays(0)))
     return optimizer
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e-10, 1e-22])
+def test_the_rate_of_the_inner_optimizer_turns_no_layer_however_small_it_is(rate: float) -> None:
+    found = stepped(Layca(keras.optimizers.SGD(rate), 0.05), arrays(0), [arrays(1)])
+    expected = stepped(Layca(keras.optimizers.SGD(1.0), 0.05), arrays(0), [arrays(1)])
+    assert distance([found[0], found[2]], [expected[0], expected[2]]) < 1e-6
+
+
+def test_the_optimizer_inside_that_of_mixed_precision_is_recorded(tmp_path: Path) -> None:
+    found = {}
+    for kind in ("plain", "scaled"):
+        inner = keras.optimizers.AdamW(1e-3, weight_decay=0.1, gradient_accumulation_steps=2)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="one")])
+        model.compile(keras.optimizers.LossScaleOptimizer(inner) if kind == "scaled" else inner, "mse")
+        rotation = LayerRotation(tmp_path / kind, every=1)
+        model.fit(np.ones((16, 4)), np.ones((16, 3)), batch_size=4, verbose=0, callbacks=[rotation])
+        run = rotation.run
+        found[kind] = run.meta["optimizers"], run.series("weight_decay").tolist(), run.steps.tolist()
+    assert found["scaled"] == found["plain"]
+    assert found["plain"][1][-1] == pytest.approx([0.1])
+
+
+def test_a_callback_measures_another_model_from_its_own_start(tmp_path: Path) -> None:
+    rotation = LayerRotation(tmp_path / "run")
+    for seed in (0, 1):
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="one")])
+        model.compile(keras.optimizers.SGD(1e-3), "mse")
+        model.fit(np.ones((16, 4)), np.ones((16, 3)), batch_size=4, verbose=0, callbacks=[rotation])
+    assert rotation.run.steps.tolist() == [0, 4]
+    assert rotation.run.series("rotation").max() < 0.01
+    assert len(rotation.run.attempts) == 2

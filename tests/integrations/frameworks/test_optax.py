@@ -546,3 +546,31 @@ def test_invalid_arguments_say_what_is_accepted(make: Callable[[], Any], words: 
 
 def step_without_params(tx: Any) -> Any:
     return tx.update(arrays(1), tx.init(arrays(0)))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("donated", [(0,), (1,), (0, 1)])
+def test_a_step_may_donate_the_parameters_and_the_state(tmp_path: Path, every: int, donated: tuple[int, ...]) -> None:
+    with record(tmp_path / "run", every) as recording:
+        tx = optax.chain(optax.sgd(0.1), recording)
+        params = jax.tree.map(jnp.asarray, arrays(0))
+        state = tx.init(params)
+
+        def step(params: Tree, state: Any, g: Tree) -> tuple[Tree, Any]:
+            updates, state = tx.update(g, state, params)
+            return optax.apply_updates(params, updates), state
+
+        for g in gradients(4):
+            params, state = jax.jit(step, donate_argnums=donated)(params, state, g)
+        expected, _ = taken(optax.chain(optax.sgd(0.1), rotation(every)), arrays(0), gradients(4))
+        assert all(np.array_equal(params[name], expected[name]) for name in SHAPES)
+        assert recording.run.steps.tolist() == [0, *range(every, 5, every)]
+
+
+@pytest.mark.parametrize("scale", [1e-34, 1e-30, 1e-19, 1.0, 1e18, 1e37])
+def test_updates_of_any_size_turn_a_layer_by_the_same_angle(scale: float) -> None:
+    g = {name: (scale * one).astype(np.float32) for name, one in arrays(1).items()}
+    turned, _ = taken(layca(optax.sgd(1.0), rate=0.1), arrays(0), [g])
+    expected, _ = taken(layca(optax.sgd(1.0), rate=0.1), arrays(0), [arrays(1)])
+    for name in ("a", "c"):
+        np.testing.assert_allclose(turned[name], expected[name], rtol=0, atol=1e-5)
