@@ -447,11 +447,11 @@ def trained(task: str) -> list[str]:
         return [*rows, "", below]
     beyond = [name for name, is_apart in apart.items() if is_apart]
     named = "" if not beyond else f": {'; '.join(beyond)}"
-    many = (
-        f"For {len(beyond)} of the {len(apart)} with several seeds, the paper's number is outside the interval in which"
+    compared = (
+        f"For {len(beyond)} of the {len(apart)} with several seeds, the paper's number is outside the interval in "
+        f"which 95 % of further trainings would be{named}. Chance alone would put one in twenty there."
     )
-    more = "95 % of further trainings would be"
-    return [*rows, "", f"{below} {many} {more}{named}. Chance alone would put one in twenty there."]
+    return [*rows, "", f"{below} {compared}"]
 
 
 def _order(recipe: dict[str, Any]) -> tuple[bool, bool, str, float, float]:

@@ -20,46 +20,44 @@ def target(p):
     return (p - weight(1).detach()).square().mean()
 
 
-class Rebinding(Optimizer):
+class Inner(Optimizer):
+    """An optimizer that moves its parameters one by one."""
+
+    def __init__(self, params, lr=0.1, **options):
+        super().__init__(params, {"lr": lr, **options})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.move(p, group)
+
+
+class Rebinding(Inner):
     """Gradient descent that gives the parameter another tensor, as tutorials do."""
 
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data = p.data - group["lr"] * p.grad
+    def move(self, p, group):
+        p.data = p.data - group["lr"] * p.grad
 
 
-class InPlace(Rebinding):
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.sub_(p.grad, alpha=group["lr"])
+class InPlace(Inner):
+    def move(self, p, group):
+        p.sub_(p.grad, alpha=group["lr"])
 
 
-class Sharpness(Optimizer):
+class Sharpness(Inner):
     """A step from the gradient at a point nearby, from which the weights come back by assignment, or in place."""
 
-    def __init__(self, params, lr=0.1, *, assigns):
-        super().__init__(params, {"lr": lr})
-        self.assigns = assigns
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.state[p]["old"] = old = p.data.clone()
-                p.data.add_(p.grad)
-                with torch.enable_grad():
-                    grad = torch.autograd.grad(target(p), p)[0]
-                if self.assigns:
-                    p.data = old
-                else:
-                    p.data.copy_(old)
-                p.data.sub_(grad, alpha=group["lr"])
+    def move(self, p, group):
+        self.state[p]["old"] = old = p.data.clone()
+        p.data.add_(p.grad)
+        with torch.enable_grad():
+            grad = torch.autograd.grad(target(p), p)[0]
+        if group["assigns"]:
+            p.data = old
+        else:
+            p.data.copy_(old)
+        p.data.sub_(grad, alpha=group["lr"])
 
 
 def course(make, wrap, steps=5):
@@ -93,26 +91,19 @@ def test_an_inner_may_assign_a_tensor_that_it_keeps():
     assert target(assigned) < target(weight())
 
 
-class Keeping(Optimizer):
-    """Momentum whose mean lies in a list, or as one number, or in the usual way."""
+class Keeping(Inner):
+    """Momentum whose mean lies in a list, or a mean of squares that is one number."""
 
-    def __init__(self, params, lr=0.1, *, kind):
-        super().__init__(params, {"lr": lr})
-        self.kind = kind
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if self.kind == "number":
-                    mean = state.setdefault("square", torch.zeros(()))
-                    mean.mul_(0.9).add_(p.grad.square().mean())
-                    p.sub_(p.grad / (mean.sqrt() + 1e-8), alpha=group["lr"])
-                else:
-                    [mean] = state.setdefault("means", [torch.zeros_like(p)])
-                    mean.mul_(0.9).add_(p.grad)
-                    p.sub_(mean, alpha=group["lr"])
+    def move(self, p, group):
+        state = self.state[p]
+        if group["kind"] == "number":
+            mean = state.setdefault("square", torch.zeros(()))
+            mean.mul_(0.9).add_(p.grad.square().mean())
+            p.sub_(p.grad / (mean.sqrt() + 1e-8), alpha=group["lr"])
+        else:
+            [mean] = state.setdefault("means", [torch.zeros_like(p)])
+            mean.mul_(0.9).add_(p.grad)
+            p.sub_(mean, alpha=group["lr"])
 
 
 @pytest.mark.parametrize("wrap", [WRAPS["copied weights"], WRAPS["graft"]], ids=["Layca", "Graft"])
@@ -126,21 +117,15 @@ def test_one_bad_gradient_costs_one_step_wherever_the_state_lies(kind, wrap):
     assert list(optimizer.skipped().values()) == [1]
 
 
-class Late(Optimizer):
-    """Adam's mean, set up at the first gradient that is not zero."""
+class Late(Inner):
+    """Momentum that is set up at the first gradient that is not zero."""
 
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad.any():
-                    state = self.state[p]
-                    if not state:
-                        state["mean"] = torch.zeros_like(p)
-                    p.sub_(state["mean"].mul_(0.9).add_(p.grad), alpha=group["lr"])
+    def move(self, p, group):
+        if p.grad.any():
+            state = self.state[p]
+            if not state:
+                state["mean"] = torch.zeros_like(p)
+            p.sub_(state["mean"].mul_(0.9).add_(p.grad), alpha=group["lr"])
 
 
 def test_an_inner_may_set_its_state_up_after_its_first_step():
@@ -171,15 +156,12 @@ def test_a_cleared_state_is_set_up_again(make, again):
     assert not torch.equal(p, weight())
 
 
-class Lion(Optimizer):
-    def __init__(self, params, lr=0.1, weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+class Lion(Inner):
+    def __init__(self, params, weight_decay=0.0):
+        super().__init__(params, weight_decay=weight_decay)
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(p.grad.sign(), alpha=group["lr"])
+    def move(self, p, group):
+        p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(p.grad.sign(), alpha=group["lr"])
 
 
 def test_a_decay_of_which_it_is_not_known_how_it_enters_is_rejected():
